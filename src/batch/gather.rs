@@ -1,9 +1,8 @@
 //! Rows into the inputs of a step.
 
-use rows::client::{ClientBytes, copy_all};
-use rows::copies::{self, RowWriter};
+use rows::copies;
 use rows::strings::{self, Strings};
-use rows::tensor::{DataType, RowAt, RowLayout, WindowLayout};
+use rows::tensor::{DataType, RowAt, RowLayout, StorageType, WindowLayout};
 use sequences::SequenceId;
 
 use super::Row;
@@ -95,7 +94,7 @@ fn requests<'a>(
         let layout = layout(input, dims)?;
         let sent: Vec<&Strings> = batch.strings(request);
         let elements = positions_of(input, sent.iter())
-            .flat_map(|(position, sent)| strings::positions(layout, position, rows).zip(sent.iter()));
+            .flat_map(|(position, sent)| strings::positions(&layout.row(RowAt { position, rows })).zip(sent.iter()));
         return Ok(step.set_strings(index, dims, rows, elements)?);
     }
     if let Some(axis) = request.window_axis() {
@@ -104,15 +103,13 @@ fn requests<'a>(
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
     for (position, (_, sent)) in positions_of(input, batch.inputs(request)) {
-        let at = RowAt { position, rows };
+        let part = layout.row(RowAt { position, rows });
         if let Some(on_gpu) = sent.on_gpu() {
-            overlays.push(Overlay { input: index, layout, at, from: on_gpu });
+            overlays.push(Overlay { input: index, part, from: on_gpu });
         } else if batch.is_padding(position) {
-            copies::shift(layout, buffer, RowAt { position: 0, rows }, at);
+            copies::shift(&layout.row(RowAt { position: 0, rows }), &part, buffer);
         } else {
-            let mut writer = RowWriter::new(layout, buffer, at);
-            sent.pieces().for_each(|piece| writer.write(piece));
-            writer.finish();
+            copies::put_pieces(&part, sent.pieces(), buffer);
         }
     }
     Ok(())
@@ -134,37 +131,28 @@ fn windows(
     batch: Padded,
 ) -> Result<(), RequestError> {
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
-    let (rows, longest, whole_row) = (batch.run_rows, layout.steps(), self::layout(input, &dims)?);
+    let (rows, longest, row_layout) = (batch.run_rows, layout.steps(), self::layout(input, &dims)?);
+    let whole_row = |position| row_layout.row(RowAt { position, rows });
     let buffer = step.input(index, &dims, rows)?;
     for (position, (row, sent)) in batch.inputs(request).enumerate() {
         if batch.is_padding(position) {
-            copies::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
+            copies::shift(&whole_row(0), &whole_row(position), buffer);
             continue;
         }
         let whole = request.row_length(sent.dims(), axis, row.state.is_first);
         let from = request.context.map_or(0, |context| context.in_front(row.state.is_first));
         let kept = request.context.and_then(|context| store.context(position, row, context));
-        let in_front = layout.chunks(position, rows, 0, from);
-        match kept {
-            Some(kept) => copies::put_window(in_front, kept.into(), buffer),
-            None => copies::zero_window(in_front, buffer),
+        let window = |steps| layout.window(RowAt { position, rows }, steps);
+        match kept.filter(|_| from > 0) {
+            Some(kept) => copies::put(&window(0..from), StorageType::Exact, kept, buffer),
+            None => copies::fill(&window(0..from), buffer, 0),
         }
-        let copied;
-        let sent = match only_piece(sent) {
-            Some(piece) => piece,
-            None => {
-                copied = copy_all(sent.pieces())?;
-                copied.as_slice().into()
-            }
-        };
-        copies::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
+        copies::put_pieces(&window(from..whole), sent.pieces(), buffer);
         if kept.is_none() && request.context.is_some_and(|context| context.first == FirstRequest::Repeat) {
-            let first = layout.chunks(position, rows, from, 1);
-            (0..from).for_each(|step| {
-                copies::copy_window(first.clone(), layout.chunks(position, rows, step, 1), buffer);
-            });
+            let first = window(from..from + 1);
+            (0..from).for_each(|step| copies::shift(&first, &window(step..step + 1), buffer));
         }
-        copies::zero_window(layout.chunks(position, rows, whole, longest - whole), buffer);
+        copies::fill(&window(whole..longest), buffer, 0);
     }
     Ok(())
 }
@@ -198,16 +186,9 @@ fn string_windows(
     let (rows, sent) = (batch.run_rows, batch.strings(request));
     let lengths = batch.inputs(request).map(|(_, sent)| request.own_length(sent.dims(), axis));
     let elements = sent.iter().zip(lengths).enumerate().flat_map(|(position, (sent, length))| {
-        strings::window_positions(layout.chunks(position, rows, 0, length)).zip(sent.iter())
+        strings::positions(&layout.window(RowAt { position, rows }, 0..length)).zip(sent.iter())
     });
     Ok(step.set_strings(index, &dims, rows, elements)?)
-}
-
-/// The bytes of an input that is in one piece.
-fn only_piece(sent: Input) -> Option<ClientBytes> {
-    let mut pieces = sent.pieces();
-    let first = pieces.next();
-    first.filter(|_| pieces.next().is_none())
 }
 
 fn lengths(
@@ -281,7 +262,9 @@ pub(super) fn constant(
         None => buffer.copy_from_slice(bytes),
         Some(_) => {
             let layout = layout(input, &input.dims)?;
-            (0..rows).for_each(|position| copies::put(layout, bytes, buffer, RowAt { position, rows }));
+            for position in 0..rows {
+                copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, bytes, buffer);
+            }
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Generated inputs: the values of a row, and how they stand in the tensor of a batch.
 
 use rows::copies;
-use rows::tensor::{Gap, RowAt, RowLayout};
+use rows::tensor::{Gap, RowAt, RowLayout, StorageType};
 
 use super::Row;
 use crate::binding::{
@@ -116,7 +116,7 @@ pub fn fill(
     for (position, values) in values.iter().enumerate() {
         row.clear();
         values.append_row(generated, input.data_type, longest, layout.row_bytes(), &mut row);
-        copies::put(layout, &row, buffer, RowAt { position, rows });
+        copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, &row, buffer);
     }
     Ok(())
 }

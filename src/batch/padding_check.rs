@@ -229,7 +229,7 @@ fn fill(
     let rows = if input.batch_axis.is_some() { rows } else { 1 };
     let buffer = step.input(index, &dims, rows)?;
     for (position, value) in values.iter().enumerate().take(rows) {
-        copies::put(layout, value, buffer, RowAt { position, rows });
+        copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, value, buffer);
     }
     Ok(())
 }
@@ -248,15 +248,16 @@ fn read(
             continue;
         }
         let output = store.output_rows(step, index, rows)?;
-        let mut bytes = vec![0; output.row_bytes(position)];
-        let (at, to) = (output.at(position), BytesMut::Host(&mut bytes));
-        match output.gapped(position) {
-            Some(row) => step.take_gapped_output(index, &row, to, StorageType::Exact)?,
-            None if step.has_made(index) => step.take_output(index, output.layout, at, to, StorageType::Exact)?,
-            None if output.view.bytes.is_empty() => continue,
-            None => copies::take(output.layout, output.view.bytes, at, to.host()),
+        let row = output.row(position);
+        let mut bytes = vec![0; row.bytes()];
+        if step.has_made(index) {
+            step.take_output(index, &row, BytesMut::Host(&mut bytes), StorageType::Exact)?;
+        } else if output.view.bytes.is_empty() {
+            continue;
+        } else {
+            copies::take(&row, StorageType::Exact, output.view.bytes, &mut bytes);
         }
-        let (name, dims) = (bound.name.clone(), output.row_dims(position));
+        let (name, dims) = (bound.name.clone(), output.row_dims(position).collect());
         answers.push(Answer { name, data_type: bound.data_type, dims, bytes });
     }
     Ok(answers)

@@ -1,7 +1,7 @@
 //! Rows of the outputs into responses.
 
 use gpu_rows::{DeviceError, Foreign};
-use rows::tensor::{DataType, WindowLayout};
+use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve, strings};
 use smallvec::SmallVec;
 
@@ -109,29 +109,20 @@ impl<'a> Answers<'a> {
         on_gpus: &mut OnGpus<'r>,
     ) -> Result<(), RequestError> {
         let in_front = if answer.bound.form == ShapeForm::Unbatched || answer.dims.is_empty() { &[1][..] } else { &[] };
-        let dims: SmallVec<[i64; 6]> = in_front.iter().chain(&answer.dims).copied().collect();
+        let dims: SmallVec<[i64; 6]> = in_front.iter().copied().chain(answer.row_dims(position)).collect();
         if answer.bound.data_type == DataType::Bytes {
             return send_strings(answer.bound, response, &dims, answer.strings(position));
         }
-        if let Some(row) = answer.gapped(position) {
-            let (dims, bytes) = (answer.row_dims(position), row.row_bytes());
-            let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
-            let mut chunks: Vec<_> = row.chunks().collect();
-            chunks.sort_unstable_by_key(|chunk| chunk.alone);
-            let pieces = copies::pieces_of_window(chunks.into_iter(), answer.view.bytes);
-            return on_gpus.fill(position, &answer.bound.name, memory, pieces);
-        }
-        let bytes = answer.layout.row_bytes();
-        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
-        let at = answer.at(position);
+        let part = answer.row(position);
+        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, part.bytes())?;
         if let OutputMemory::Gpu(to) = &memory {
-            let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
+            let copy = OutputCopy { output: answer.index, part, to: *to };
             if self.step.can_copy_output(&copy) {
                 on_gpus.copies.push(copy);
                 return Ok(());
             }
         }
-        on_gpus.fill(position, &answer.bound.name, memory, copies::pieces_of(answer.layout, answer.view.bytes, at))
+        on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -158,13 +149,13 @@ impl<'a> Answers<'a> {
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
-        let chunks = layout.chunks(position, self.rows, 0, length);
+        let part = layout.window(RowAt { position, rows: self.rows }, 0..length);
         if bound.data_type == DataType::Bytes {
-            let positions = strings::window_positions(chunks);
-            return send_strings(bound, response, &dims, positions.map(|position| view.strings.get(position)));
+            let strings = strings::positions(&part).map(|position| view.strings.get(position));
+            return send_strings(bound, response, &dims, strings);
         }
-        let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        on_gpus.fill(position, &bound.name, memory, copies::pieces_of_window(chunks, view.bytes))
+        let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, part.bytes())?;
+        on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
@@ -180,11 +171,11 @@ impl<'a> Answers<'a> {
             TrimBy::Output(output) => {
                 let Some(lengths) = &self.outputs[output] else { return Err(answer.uneven()) };
                 let mut element = [0; 8];
-                let size = lengths.layout.row_bytes();
-                if size > element.len() {
+                let part = lengths.row(position);
+                if part.bytes() > element.len() {
                     return Err(lengths.uneven());
                 }
-                copies::take(lengths.layout, lengths.view.bytes, lengths.at(position), &mut element[..size]);
+                copies::take(&part, StorageType::Exact, lengths.view.bytes, &mut element[..part.bytes()]);
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven())
             }

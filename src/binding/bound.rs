@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::num::NonZeroUsize;
 
-use rows::tensor::{DataType, Gap, GappedRow, RowAt, RowLayout, StorageType};
+use rows::tensor::{DataType, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
 
 use super::{Generated, Initial, InitialContent, Trim};
 use crate::config::FirstRequest;
@@ -276,7 +276,7 @@ impl BoundState {
 
     /// Bytes that a row of `layout` takes when it is kept.
     pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
-        self.storage.row_bytes(layout)
+        self.storage.bytes(layout.row_bytes())
     }
 
     /// Bytes of the state in its slot.
@@ -295,10 +295,16 @@ impl BoundState {
             .filter(|&axis| initial.content == InitialContent::Zeros && dims[axis] < 0 && initial.dims[axis] == 0)
     }
 
-    /// A row of a batch with these dims that has a gap; `None` if it has none.
-    pub fn gapped_row(&self, dims: &[i64], gap: Gap, at: RowAt) -> Option<GappedRow> {
-        let axis = self.padded_axis.filter(|_| !gap.is_none())?;
-        GappedRow::new(self.data_type, dims, self.batch_axis, axis, gap, at)
+    /// The row at `at` of a batch with these dims, without its gap; and the gap, if it has one. `None` if a product
+    /// overflows.
+    pub fn row(&self, dims: &[i64], gap: Gap, at: RowAt) -> Option<(Part, Option<Part>)> {
+        match self.padded_axis.filter(|_| !gap.is_none()) {
+            Some(axis) => {
+                let layout = WindowLayout::new(self.data_type, dims, self.batch_axis, axis)?;
+                Some((layout.around(at, gap)?, Some(layout.window(at, gap.steps()))))
+            }
+            None => Some((self.layout(dims)?.row(at), None)),
+        }
     }
 
     /// The layout of a batch whose rows have these dims; `None` if a product overflows.

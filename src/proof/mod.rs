@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rows::copies;
-use rows::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
+use rows::tensor::{DataType, Dims, Gap, RowAt, RowLayout, StorageType, element_count};
 
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Counter, Flag, Generated, InitialContent, InputAxis, RowValues,
@@ -354,7 +354,8 @@ impl<'a> Proof<'a> {
         }
         let mut batch = vec![0; bytes * rows.len()];
         for (position, part) in parts.iter().enumerate() {
-            copies::put(layout, &part.bytes, &mut batch, RowAt { position, rows: rows.len() });
+            let row = layout.row(RowAt { position, rows: rows.len() });
+            copies::put(&row, StorageType::Exact, &part.bytes, &mut batch);
         }
         dims[axis] = rows.len() as i64;
         Ok(Some(Tensor { dims, bytes: batch }))
@@ -490,7 +491,7 @@ impl<'a> Proof<'a> {
                 .ok_or_else(|| unknown(format!("'{name}' is too large")))?;
             let mut bytes = vec![0; layout.row_bytes()];
             let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
-            copies::take(layout, view.bytes, at, &mut bytes);
+            copies::take(&layout.row(at), StorageType::Exact, view.bytes, &mut bytes);
             if let Some(axis) = bound.batch_axis {
                 dims[axis] = 1;
             }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use gpu_rows::{Change, Device, Pieces, Pinned, Queue, RowIn, Span};
-use rows::tensor::{Chunk, DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
+use gpu_rows::{Device, Pinned, Queue, Span};
+use rows::tensor::{DataType, Part, StorageType, element_count};
 use rows::{Buffer, NoMemory, copies};
 
 use super::copier::Copier;
@@ -138,9 +138,10 @@ impl BatchTensor {
         }
     }
 
-    /// A row of the buffer on the device. Panics if it is not within.
-    pub(super) fn row(&self, layout: RowLayout, at: RowAt) -> RowIn {
-        row_of(layout, self.memory.address() as u64, self.memory.byte_len(), at)
+    /// The address of the buffer on the device, to copy a part of the batch. Panics if the buffer ends before the part.
+    pub(super) fn address_for(&self, part: &Part) -> u64 {
+        check(part, self.memory.byte_len());
+        self.memory.address() as u64
     }
 
     pub(super) fn memory(&self) -> MemoryKind {
@@ -192,168 +193,99 @@ impl BatchTensor {
 }
 
 impl BatchTensor {
-    /// Writes a row.
-    pub fn put_row(
-        &mut self,
-        copier: &Copier,
-        layout: RowLayout,
-        at: RowAt,
-        content: RowContent,
-    ) -> Result<(), MemoryError> {
+    /// Writes a part of the batch, such as a row.
+    pub fn put(&mut self, copier: &Copier, part: &Part, content: RowContent) -> Result<(), MemoryError> {
         let Some(mut queue) = copier.queue() else {
             let batch = self.host_mut()?;
             match content {
-                RowContent::Zeros => copies::zero(layout, batch, at),
-                RowContent::Stored(StorageType::Exact, row) => copies::put(layout, row.host(), batch, at),
-                RowContent::Stored(StorageType::Fp16, row) => copies::put_widened(layout, row.host(), batch, at),
+                RowContent::Zeros => copies::fill(part, batch, 0),
+                RowContent::Stored(storage, row) => copies::put(part, storage, row.host(), batch),
             }
             return Ok(());
         };
-        let to = self.row_for(&mut queue, layout, at);
-        let RowContent::Stored(storage, row) = content else {
-            // SAFETY: a row of a buffer that the queue keeps.
-            unsafe { queue.zero_row(layout, to) };
-            return Ok(());
-        };
-        assert_eq!(row.byte_len(), storage.row_bytes(layout), "row of another size");
-        let change = change_from(storage);
-        match row {
-            // SAFETY: as above.
-            Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
-            Bytes::Device(row) => {
-                keep_span(&mut queue, row);
-                // SAFETY: as above, and memory of a slot or a state that the queue keeps, too.
-                unsafe { queue.move_row(layout, RowIn::alone(row.address()), to, change) };
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes a row around its gap, and fills the gap with this byte.
-    pub fn put_gapped_row(
-        &mut self,
-        copier: &Copier,
-        at: &GappedRow,
-        content: RowContent,
-        padding: u8,
-    ) -> Result<(), MemoryError> {
-        if let RowContent::Stored(storage, row) = content {
-            assert_eq!(row.byte_len(), storage.bytes(at.row_bytes()), "row of another size");
-        }
-        let Some(mut queue) = copier.queue() else {
-            let batch = self.host_mut()?;
-            copies::fill_window(at.gap_chunks(), batch, padding);
-            match content {
-                RowContent::Zeros => copies::zero_window(at.chunks(), batch),
-                RowContent::Stored(StorageType::Exact, row) => {
-                    copies::put_window(at.chunks(), row.host().into(), batch)
-                }
-                RowContent::Stored(StorageType::Fp16, row) => {
-                    copies::put_window_widened(at.chunks(), row.host(), batch)
-                }
-            }
-            return Ok(());
-        };
-        if let TensorMemory::Device(buffer) = &self.memory {
-            queue.keep(buffer.memory().clone());
-        }
-        let (batch, bytes) = (self.memory.address() as u64, self.memory.byte_len());
-        let to = |from: u64, storage: StorageType, chunks: &mut dyn Iterator<Item = Chunk>| {
-            Pieces::join(chunks.map(|chunk| {
-                let to = batch + checked(chunk, bytes) as u64;
-                (from + storage.bytes(chunk.alone) as u64, to, chunk.bytes as u64)
-            }))
-        };
-        let gap = to(0, StorageType::Exact, &mut at.gap_chunks());
-        // SAFETY: parts of a buffer that the queue keeps.
-        unsafe {
-            match padding {
-                0 => queue.zero_pieces(&gap),
-                byte => queue.upload_pieces(&gap, &vec![byte; at.gap_bytes()], Change::None)?,
-            }
-        }
+        let batch = self.keep(&mut queue, part);
         match content {
-            RowContent::Zeros => {
-                let pieces = to(0, StorageType::Exact, &mut at.chunks());
-                // SAFETY: as above.
-                unsafe { queue.zero_pieces(&pieces) };
-            }
-            RowContent::Stored(storage, Bytes::Host(row)) => {
-                let pieces = to(0, storage, &mut at.chunks());
-                // SAFETY: as above.
-                unsafe { queue.upload_pieces(&pieces, row, change_from(storage))? };
-            }
+            // SAFETY: the part is within the buffer, which the queue keeps.
+            RowContent::Zeros => unsafe { queue.zero(part, batch) },
+            // SAFETY: as above.
+            RowContent::Stored(storage, Bytes::Host(row)) => unsafe { queue.put_from_host(part, storage, row, batch)? },
             RowContent::Stored(storage, Bytes::Device(row)) => {
-                keep_span(&mut queue, row);
-                let pieces = to(row.address(), storage, &mut at.chunks());
-                // SAFETY: as above, and memory of a state that the queue keeps, too.
-                unsafe { queue.move_pieces(&pieces, change_from(storage)) };
+                let alone = keep_alone(&mut queue, part, row, storage);
+                // SAFETY: as above, and memory of a slot or a state that has the size of the part, which the queue keeps, too.
+                unsafe { queue.put(part, storage, alone, batch) };
             }
         }
         Ok(())
     }
 
-    /// Copies a row from one place to another.
-    pub fn repeat_row(&mut self, copier: &Copier, layout: RowLayout, from: RowAt, to: RowAt) {
+    /// Fills a part of the batch with this byte.
+    pub fn fill(&mut self, copier: &Copier, part: &Part, byte: u8) -> Result<(), MemoryError> {
+        if byte == 0 {
+            return self.put(copier, part, RowContent::Zeros);
+        }
+        if copier.device().is_none() {
+            copies::fill(part, self.host_mut()?, byte);
+            return Ok(());
+        }
+        self.put(copier, part, RowContent::Stored(StorageType::Exact, Bytes::Host(&vec![byte; part.bytes()])))
+    }
+
+    /// Copies a row to another place of the batch.
+    pub fn repeat(&mut self, copier: &Copier, from: &Part, to: &Part) {
         match copier.queue() {
             Some(mut queue) => {
-                let (from, to) = (self.row_for(&mut queue, layout, from), self.row_for(&mut queue, layout, to));
-                // SAFETY: rows of a buffer that the queue keeps.
-                unsafe { queue.move_row(layout, from, to, Change::None) };
+                let (source, target) = (self.keep(&mut queue, from), self.keep(&mut queue, to));
+                // SAFETY: both are within the buffer, which the queue keeps.
+                unsafe { queue.transfer(from, source, to, target) };
             }
-            None => copies::shift(layout, self.buffer_mut(), from, to),
+            None => copies::shift(from, to, self.buffer_mut()),
         }
     }
 
     /// Copies a row of another tensor of the same rows.
-    pub fn copy_row(&mut self, copier: &Copier, layout: RowLayout, source: &Self, from: RowAt, to: RowAt) {
+    pub fn copy_from(&mut self, copier: &Copier, source: &Self, from: &Part, to: &Part) {
         match copier.queue() {
             Some(mut queue) => {
-                let (from, to) = (source.row_for(&mut queue, layout, from), self.row_for(&mut queue, layout, to));
-                // SAFETY: rows of buffers that the queue keeps.
-                unsafe { queue.move_row(layout, from, to, Change::None) };
+                let (source, target) = (source.keep(&mut queue, from), self.keep(&mut queue, to));
+                // SAFETY: each is within its buffer, and the queue keeps both.
+                unsafe { queue.transfer(from, source, to, target) };
             }
-            None => copies::transfer(layout, source.buffer(), from, self.buffer_mut(), to),
+            None => copies::transfer(from, source.buffer(), to, self.buffer_mut()),
         }
     }
 
-    /// Takes a row out, to be stored.
-    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, storage: StorageType) {
+    /// Takes a part of the batch out, to be stored.
+    pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) {
         match (to, copier.queue()) {
             (BytesMut::Device(to), Some(mut queue)) => {
-                let from = self.row_for(&mut queue, layout, from);
-                let to = row_alone(&mut queue, layout, to, storage);
-                // SAFETY: a row of a buffer, and memory of a slot, both of which the queue keeps.
-                unsafe { queue.move_row(layout, from, to, change_to(storage)) };
+                let batch = self.keep(&mut queue, part);
+                let alone = keep_alone(&mut queue, part, to, storage);
+                // SAFETY: the part is within the buffer, and has the size of the memory of a slot; the queue keeps both.
+                unsafe { queue.take(part, storage, batch, alone) };
             }
-            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), storage),
+            (to, _) => copies::take(part, storage, self.buffer(), to.host()),
         }
     }
 
     /// Gives a row the values that it would have after it was stored. Returns whether no finite value has become infinite;
     /// on a device that isn't known.
-    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt, storage: StorageType) -> bool {
-        match storage {
-            StorageType::Exact => return true,
-            StorageType::Fp16 => {}
+    pub fn round(&mut self, copier: &Copier, part: &Part, storage: StorageType) -> bool {
+        if storage == StorageType::Exact {
+            return true;
         }
-        match copier.queue() {
-            Some(mut queue) => {
-                let row = self.row_for(&mut queue, layout, at);
-                // SAFETY: a row of a buffer that the queue keeps.
-                unsafe { queue.move_row(layout, row, row, Change::Round) };
-                true
-            }
-            None => copies::round_to_fp16(layout, self.buffer_mut(), at),
-        }
+        let Some(mut queue) = copier.queue() else { return copies::round_to_fp16(part, self.buffer_mut()) };
+        let batch = self.keep(&mut queue, part);
+        // SAFETY: the part is within the buffer, which the queue keeps.
+        unsafe { queue.round_to_fp16(part, batch) };
+        true
     }
 
-    /// A row on the device, for what is about to be enqueued; the queue keeps the buffer.
-    fn row_for(&self, queue: &mut Queue, layout: RowLayout, at: RowAt) -> RowIn {
+    /// As [`BatchTensor::address_for`], for what is about to be enqueued; the queue keeps the buffer.
+    fn keep(&self, queue: &mut Queue, part: &Part) -> u64 {
         if let TensorMemory::Device(buffer) = &self.memory {
             queue.keep(buffer.memory().clone());
         }
-        self.row(layout, at)
+        self.address_for(part)
     }
 
     /// All bytes of a buffer on the host.
@@ -372,76 +304,19 @@ impl BatchTensor {
     }
 }
 
-/// A row of a batch in so many bytes of a device. Panics if it is not within them.
-pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, at: RowAt) -> RowIn {
-    let RowAt { position, rows } = at;
-    // Where a row is one piece, it may be behind the first `rows` rows: a larger batch has left it there.
-    let pieces_to_end = layout.outer.saturating_sub(1).saturating_mul(rows).saturating_add(position + 1);
-    let end = pieces_to_end.saturating_mul(layout.inner_bytes);
-    assert!(layout.row_bytes() == 0 || end <= bytes, "row {position} of {rows} is not in {bytes} bytes");
-    RowIn { address, index: position, rows }
+/// Panics if a batch of so many bytes of a device ends before the part.
+pub(super) fn check(part: &Part, bytes: usize) {
+    assert!(part.end() <= bytes, "a part that ends at byte {} of a batch of {bytes}", part.end());
 }
 
-/// Memory of a device that a row of a batch is taken to, to be stored; the queue keeps it. Panics if it has another
-/// size.
-pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, storage: StorageType) -> RowIn {
-    assert_eq!(span.byte_len(), storage.row_bytes(layout), "row of another size");
-    keep_span(queue, span);
-    RowIn::alone(span.address())
-}
-
-/// Lets a queue keep memory as long as something is under way that uses it.
-pub(super) fn keep_span(queue: &mut Queue, span: Span) {
+/// The address of memory of a device where a part of a batch is alone, stored so; the queue keeps it. Panics if it has
+/// another size.
+pub(super) fn keep_alone(queue: &mut Queue, part: &Part, span: Span, storage: StorageType) -> u64 {
+    assert_eq!(span.byte_len(), storage.bytes(part.bytes()), "row of another size");
     if let Some(memory) = span.memory() {
         queue.keep(memory.clone());
     }
-}
-
-/// Takes a row out of a batch on the host, to be stored.
-pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], storage: StorageType) {
-    match storage {
-        StorageType::Exact => copies::take(layout, batch, at, row),
-        StorageType::Fp16 => copies::take_narrowed(layout, batch, at, row),
-    }
-}
-
-/// As [`take_on_host`], without the gap of the row.
-pub(super) fn take_gapped_on_host(at: &GappedRow, batch: &[u8], row: &mut [u8], storage: StorageType) {
-    assert_eq!(row.len(), storage.bytes(at.row_bytes()), "row of another size");
-    match storage {
-        StorageType::Exact => copies::take_window(at.chunks(), batch, row),
-        StorageType::Fp16 => copies::take_window_narrowed(at.chunks(), batch, row),
-    }
-}
-
-/// The pieces of a row of `bytes` bytes at `batch`, to be stored without its gap.
-pub(super) fn pieces_to_take(at: &GappedRow, batch: u64, bytes: usize, to: u64, storage: StorageType) -> Vec<Pieces> {
-    Pieces::join(at.chunks().map(|chunk| {
-        let from = batch + checked(chunk, bytes) as u64;
-        (from, to + storage.bytes(chunk.alone) as u64, storage.bytes(chunk.bytes) as u64)
-    }))
-}
-
-/// The first byte of a chunk in a batch of `bytes` bytes. Panics if it is not within them.
-fn checked(chunk: Chunk, bytes: usize) -> usize {
-    assert!(chunk.in_batch + chunk.bytes <= bytes, "a chunk beyond the end of its batch");
-    chunk.in_batch
-}
-
-/// What a move does with the stored values of a row that is put into a batch.
-const fn change_from(storage: StorageType) -> Change {
-    match storage {
-        StorageType::Exact => Change::None,
-        StorageType::Fp16 => Change::Widen,
-    }
-}
-
-/// What a move does with the values of a row that is taken out to be stored.
-pub(super) const fn change_to(storage: StorageType) -> Change {
-    match storage {
-        StorageType::Exact => Change::None,
-        StorageType::Fp16 => Change::Narrow,
-    }
+    span.address()
 }
 
 #[cfg(test)]
@@ -450,7 +325,7 @@ mod tests {
 
     use super::*;
     use gpu_rows::OwnedStream;
-    use rows::tensor::{Gap, WindowLayout};
+    use rows::tensor::{Gap, RowAt, RowLayout, WindowLayout};
 
     /// Numbers that fp16 can represent, as they are stored.
     fn stored(storage: StorageType, bytes: usize, seed: usize) -> Vec<u8> {
@@ -486,19 +361,20 @@ mod tests {
             let old = vec![255; whole.row_bytes()];
             for position in 0..rows {
                 let content = RowContent::Stored(StorageType::Exact, Bytes::Host(&old));
-                tensor.put_row(&copier, whole, RowAt { position, rows }, content).unwrap();
+                tensor.put(&copier, &whole.row(RowAt { position, rows }), content).unwrap();
             }
             copier.synchronise().unwrap();
             let steps = dims[axis] as usize;
-            let gapped = |position: usize| {
+            let layout = WindowLayout::new(DataType::Fp32, &dims, Some(batch_axis), axis).unwrap();
+            let gap_and_row = |position: usize| {
                 let (from, length) = (gaps[position].0 % (steps + 1), gaps[position].1);
                 let gap = Gap { from, length: length % (steps - from + 1) };
                 let at = RowAt { position, rows };
-                (gap, GappedRow::new(DataType::Fp32, &dims, Some(batch_axis), axis, gap, at).unwrap())
+                (layout.window(at, gap.steps()), layout.around(at, gap).unwrap())
             };
             for position in 0..rows {
-                let (_, row) = gapped(position);
-                let values = stored(storage, storage.bytes(row.row_bytes()), position);
+                let (gap, row) = gap_and_row(position);
+                let values = stored(storage, storage.bytes(row.bytes()), position);
                 let buffer = device.as_ref().map(|device| device.allocate(values.len().max(1)).unwrap());
                 let bytes = match &buffer {
                     Some(buffer) if !from_host => {
@@ -510,7 +386,8 @@ mod tests {
                     _ => Bytes::Host(&values),
                 };
                 let content = if position == 2 { RowContent::Zeros } else { RowContent::Stored(storage, bytes) };
-                tensor.put_gapped_row(&copier, &row, content, padding).unwrap();
+                tensor.fill(&copier, &gap, padding).unwrap();
+                tensor.put(&copier, &row, content).unwrap();
                 copier.synchronise().unwrap();
             }
             let batch = match &tensor.memory {
@@ -518,20 +395,17 @@ mod tests {
                 TensorMemory::Device(buffer) => copier.read(Bytes::Device(buffer.span(0, tensor.bytes))).unwrap(),
             };
             for position in 0..rows {
-                let (gap, row) = gapped(position);
-                let bytes = storage.bytes(row.row_bytes());
+                let (gap, row) = gap_and_row(position);
+                let bytes = storage.bytes(row.bytes());
                 let expected = if position == 2 { vec![0; bytes] } else { stored(storage, bytes, position) };
                 let mut taken = vec![1; bytes];
-                take_gapped_on_host(&row, &batch, &mut taken, storage);
+                copies::take(&row, storage, &batch, &mut taken);
                 prop_assert_eq!(&taken, &expected, "row {} on a device: {}", position, on_device);
-                let window = WindowLayout::new(DataType::Fp32, &dims, Some(batch_axis), axis).unwrap();
-                let in_gap = copies::pieces_of_window(window.chunks(position, rows, gap.from, gap.length), &batch);
+                let in_gap = copies::pieces(&gap, &batch);
                 prop_assert!(in_gap.flatten().all(|&byte| byte == padding), "the padding is filled");
                 let Some(device) = &device else { continue };
                 let target = device.allocate(bytes.max(1)).unwrap();
-                let pieces = pieces_to_take(&row, tensor.memory.address() as u64, tensor.bytes, target.address(), storage);
-                // SAFETY: rows of this tensor and a buffer, which live until the wait in `read`.
-                unsafe { copier.queue().unwrap().move_pieces(&pieces, change_to(storage)) };
+                tensor.take(&copier, &row, BytesMut::Device(target.span(0, bytes)), storage);
                 prop_assert_eq!(copier.read(Bytes::Device(target.span(0, bytes))).unwrap(), expected);
             }
         }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use gpu_rows::{Change, Device, Queue};
+use gpu_rows::{Device, Queue};
 use parking_lot::{Mutex, MutexGuard};
-use rows::tensor::{RowLayout, StorageType};
+use rows::tensor::{Part, StorageType};
 
-use super::batch_tensor::row_alone;
+use super::batch_tensor::keep_alone;
 use crate::memory::{Bytes, BytesMut, MemoryError};
 
 /// What copies rows for an instance, its step and its states.
@@ -71,10 +71,10 @@ impl Copier {
     pub fn write(&self, from: &[u8], to: BytesMut) -> Result<(), MemoryError> {
         match (to, self.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
-                let layout = RowLayout { outer: 1, inner_bytes: from.len() };
-                let to = row_alone(&mut queue, layout, span, StorageType::Exact);
-                // SAFETY: memory of a slot or a state, which the queue keeps.
-                Ok(unsafe { queue.upload_row(layout, from, to, Change::None) }?)
+                let (part, storage) = (Part::whole(from.len()), StorageType::Exact);
+                let to = keep_alone(&mut queue, &part, span, storage);
+                // SAFETY: memory of a slot or a state that has as many bytes, which the queue keeps.
+                Ok(unsafe { queue.put_from_host(&part, storage, from, to) }?)
             }
             (to, _) => {
                 to.host().copy_from_slice(from);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::memory::TensorMemory;
     use gpu_rows::OwnedStream;
-    use rows::tensor::{DataType, RowAt};
+    use rows::tensor::{DataType, RowAt, RowLayout};
 
     const ROWS: usize = 3;
     /// A row is two pieces of three numbers.
@@ -166,8 +166,8 @@ mod tests {
         RowLayout::new(DataType::Fp32, &DIMS, Some(1)).unwrap()
     }
 
-    const fn at((_, position): Place) -> RowAt {
-        RowAt { position, rows: ROWS }
+    fn at((_, position): Place) -> Part {
+        layout().row(RowAt { position, rows: ROWS })
     }
 
     struct Copied {
@@ -186,7 +186,9 @@ mod tests {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
             });
             let batch = || BatchTensor::for_rows(DataType::Fp32, Some(1), device.as_ref(), &DIMS, ROWS).unwrap();
-            let slot = |kept_as: &StorageType| TensorMemory::new(device.as_ref(), kept_as.row_bytes(layout())).unwrap();
+            let slot = |kept_as: &StorageType| {
+                TensorMemory::new(device.as_ref(), kept_as.bytes(layout().row_bytes())).unwrap()
+            };
             let mut copied = Self {
                 batches: [batch(), batch()],
                 slots: KEPT_AS.iter().map(slot).collect(),
@@ -229,27 +231,27 @@ mod tests {
                 Op::Read { .. } => {}
                 Op::PutFromSlot { slot, to } => {
                     let content = RowContent::Stored(KEPT_AS[slot], to_read(&slots[slot]));
-                    batches[to.0].put_row(copier, layout(), at(to), content).unwrap();
+                    batches[to.0].put(copier, &at(to), content).unwrap();
                 }
                 Op::PutFromHost { row, kept_as, to } => {
                     let row = stored(row, kept_as);
                     let content = RowContent::Stored(kept_as, Bytes::Host(&row));
-                    batches[to.0].put_row(copier, layout(), at(to), content).unwrap();
+                    batches[to.0].put(copier, &at(to), content).unwrap();
                 }
-                Op::Zero { to } => batches[to.0].put_row(copier, layout(), at(to), RowContent::Zeros).unwrap(),
+                Op::Zero { to } => batches[to.0].put(copier, &at(to), RowContent::Zeros).unwrap(),
                 Op::Take { from, slot } => {
-                    batches[from.0].take_row(copier, layout(), at(from), to_write(&mut slots[slot]), KEPT_AS[slot]);
+                    batches[from.0].take(copier, &at(from), to_write(&mut slots[slot]), KEPT_AS[slot]);
                 }
                 Op::Repeat { batch, from, to } => {
-                    batches[batch].repeat_row(copier, layout(), at((batch, from)), at((batch, to)));
+                    batches[batch].repeat(copier, &at((batch, from)), &at((batch, to)));
                 }
                 Op::CopyFromOtherBatch { from, to } => {
                     let [first, second] = batches;
                     let (source, target) = if from.0 == 0 { (first, second) } else { (second, first) };
-                    target.copy_row(copier, layout(), source, at(from), at((1 - from.0, to)));
+                    target.copy_from(copier, source, &at(from), &at((1 - from.0, to)));
                 }
                 Op::Round { at: place, kept_as } => {
-                    batches[place.0].round_row(copier, layout(), at(place), kept_as);
+                    batches[place.0].round(copier, &at(place), kept_as);
                 }
             }
         }
@@ -261,8 +263,8 @@ mod tests {
         /// The bytes of a row of a batch, through a slot of its own.
         fn row(&self, from: Place) -> Vec<u8> {
             let exact = StorageType::Exact;
-            let mut slot = TensorMemory::new(self.copier.device(), exact.row_bytes(layout())).unwrap();
-            self.batches[from.0].take_row(&self.copier, layout(), at(from), to_write(&mut slot), exact);
+            let mut slot = TensorMemory::new(self.copier.device(), layout().row_bytes()).unwrap();
+            self.batches[from.0].take(&self.copier, &at(from), to_write(&mut slot), exact);
             self.copier.read(to_read(&slot)).unwrap()
         }
     }

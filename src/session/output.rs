@@ -5,12 +5,11 @@ use std::ptr;
 use std::sync::Arc;
 
 use gpu_rows::{DeviceMemory, Pinned, Queue};
+use rows::copies;
 use rows::strings::Strings;
-use rows::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
+use rows::tensor::{DataType, Part, StorageType, element_count};
 
-use super::batch_tensor::{
-    BatchTensor, change_to, keep_span, pieces_to_take, row_alone, row_of, take_gapped_on_host, take_on_host,
-};
+use super::batch_tensor::{BatchTensor, check, keep_alone};
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
@@ -119,55 +118,22 @@ impl MadeTensor {
         &self.dims
     }
 
-    /// Copies a row out, to be stored; from a device to the host too, after a wait. What is copied on a
+    /// Copies a part out, such as a row, to be stored; from a device to the host too, after a wait. What is copied on a
     /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
-    pub fn take_row(
-        &self,
-        copier: &Copier,
-        layout: RowLayout,
-        at: RowAt,
-        to: BytesMut,
-        storage: StorageType,
-    ) -> Result<(), SessionError> {
+    pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) -> Result<(), SessionError> {
         match (to, copier.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
-                let from = row_of(layout, self.address()?, self.bytes, at);
-                let to = row_alone(&mut queue, layout, span, storage);
+                let batch = self.address_for(part)?;
+                let alone = keep_alone(&mut queue, part, span, storage);
                 queue.keep(self.value.clone());
-                // SAFETY: a row of a tensor and memory of a state, both of which the queue keeps.
-                unsafe { queue.move_row(layout, from, to, change_to(storage)) };
+                // SAFETY: the part is within this tensor, and has the size of the memory of a state; the queue keeps both.
+                unsafe { queue.take(part, storage, batch, alone) };
             }
             (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
                 let batch = self.download(&mut queue)?;
-                take_on_host(layout, &batch.bytes()[..self.bytes], at, to.host(), storage);
+                copies::take(part, storage, &batch.bytes()[..self.bytes], to.host());
             }
-            (to, _) => take_on_host(layout, self.host()?, at, to.host(), storage),
-        }
-        Ok(())
-    }
-
-    /// As [`MadeTensor::take_row`], without the gap of the row.
-    pub fn take_gapped_row(
-        &self,
-        copier: &Copier,
-        at: &GappedRow,
-        to: BytesMut,
-        storage: StorageType,
-    ) -> Result<(), SessionError> {
-        match (to, copier.queue()) {
-            (BytesMut::Device(span), Some(mut queue)) => {
-                assert_eq!(span.byte_len(), storage.bytes(at.row_bytes()), "row of another size");
-                let pieces = pieces_to_take(at, self.address()?, self.bytes, span.address(), storage);
-                keep_span(&mut queue, span);
-                queue.keep(self.value.clone());
-                // SAFETY: the pieces lie within this tensor and within the span, and the queue keeps the memory of both.
-                unsafe { queue.move_pieces(&pieces, change_to(storage)) };
-            }
-            (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
-                let batch = self.download(&mut queue)?;
-                take_gapped_on_host(at, &batch.bytes()[..self.bytes], to.host(), storage);
-            }
-            (to, _) => take_gapped_on_host(at, self.host()?, to.host(), storage),
+            (to, _) => copies::take(part, storage, self.host()?, to.host()),
         }
         Ok(())
     }
@@ -187,6 +153,12 @@ impl MadeTensor {
         assert!(!self.is_on_device || self.bytes == 0, "a tensor on a device is read on the host");
         // SAFETY: the size is that of the dimensions, and the tensor is on the host.
         unsafe { self.value.bytes(self.bytes) }.map_err(SessionError::Run)
+    }
+
+    /// The address of the elements, to copy a part of them on the device. Panics if they end before the part.
+    pub(super) fn address_for(&self, part: &Part) -> Result<u64, SessionError> {
+        check(part, self.bytes);
+        self.address()
     }
 
     pub(super) fn address(&self) -> Result<u64, SessionError> {

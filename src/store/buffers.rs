@@ -139,8 +139,8 @@ impl BatchBuffers {
         copier.end_phase();
         for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
             for position in batch.len()..run_rows {
-                let at = |position| RowAt { position, rows: run_rows };
-                self.tensors[from][index].repeat_row(copier, state.layout, at(0), at(position));
+                let row = |position| state.layout.row(RowAt { position, rows: run_rows });
+                self.tensors[from][index].repeat(copier, &row(0), &row(position));
             }
         }
         if !self.states.iter().any(|state| is_lent(state.number)) {
@@ -168,13 +168,14 @@ impl BatchBuffers {
         let Some(spot) = self.spot_of_row(to.position) else {
             let tensor = &mut self.tensors[filled][index];
             tensor.set_rows(to.rows)?;
-            return tensor.put_row(copier, *layout, to, StateRow::of(binding, *number, row, memory).content.of_row());
+            return tensor.put(copier, &layout.row(to), StateRow::of(binding, *number, row, memory).content.of_row());
         };
         let from = RowAt { position: spot.position, rows: self.spots.run_rows(spot.buffer) };
+        let (from, to) = (layout.row(from), layout.row(to));
         if spot.buffer == filled {
-            self.tensors[filled][index].repeat_row(copier, *layout, from, to);
+            self.tensors[filled][index].repeat(copier, &from, &to);
         } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, filled]) {
-            filled[index].copy_row(copier, *layout, &read[index], from, to);
+            filled[index].copy_from(copier, &read[index], &from, &to);
         }
         Ok(())
     }
@@ -190,8 +191,8 @@ impl BatchBuffers {
         let tensors = self.tensors.get_mut(self.plan.into).into_iter().flatten();
         let mut infinite = None;
         for (state, tensor) in self.states.iter().zip(tensors) {
-            let at = RowAt { position, rows: run_rows };
-            if !tensor.round_row(copier, state.layout, at, state.storage) {
+            let row = state.layout.row(RowAt { position, rows: run_rows });
+            if !tensor.round(copier, &row, state.storage) {
                 infinite.get_or_insert(state.number);
             }
         }
@@ -210,7 +211,7 @@ impl BatchBuffers {
         let from = RowAt { position, rows: self.spots.run_rows(buffer) };
         for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
             let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
-            tensor.take_row(copier, state.layout, from, kept, state.storage);
+            tensor.take(copier, &state.layout.row(from), kept, state.storage);
         }
         self.states.iter().map(|state| state.slot_bytes).sum()
     }

@@ -1,7 +1,7 @@
 //! What of the states after a run is copied to the sequences: varying states, and contexts.
 
 use rows::copies;
-use rows::tensor::{StorageType, WindowLayout};
+use rows::tensor::{RowAt, StorageType, WindowLayout};
 
 use super::output_rows::OutputRows;
 use super::{HasState, varying};
@@ -90,10 +90,11 @@ impl EndOfRow {
         let (dims, bytes) = new.step.filled(input);
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
         let from = new.binding.slot.offset(context.slot_entry);
-        let chunks = layout.chunks(position, new.run_rows, length - context.length, context.length);
+        let at = RowAt { position, rows: new.run_rows };
         let part = memory.slot.part_mut(from..from + context.bytes);
         let kept = part.host();
-        copies::take_window(chunks, bytes, kept);
+        let window = layout.window(at, length - context.length..length);
+        copies::take(&window, StorageType::Exact, bytes, &mut kept[..window.bytes()]);
         context.mark(kept);
     }
 }

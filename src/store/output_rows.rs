@@ -1,6 +1,6 @@
 //! An output of a run, taken apart into rows.
 
-use rows::tensor::{Gap, GappedRow, RowAt, RowLayout};
+use rows::tensor::{Gap, Part, RowAt, RowLayout, WindowLayout};
 use rows::{copies, strings};
 
 use crate::binding::{Binding, BoundOutput, BoundState};
@@ -16,7 +16,7 @@ pub struct OutputRows<'a> {
     /// The whole of it.
     pub view: OutputView<'a>,
     /// Layout of its rows.
-    pub layout: RowLayout,
+    layout: RowLayout,
     /// Shape of a row, with its padding.
     pub dims: Vec<i64>,
     /// Number of rows.
@@ -55,51 +55,36 @@ impl<'a> OutputRows<'a> {
         Self { padding: (axis, gaps), ..self }
     }
 
-    /// Where the row at `position` lies around its padding; `None` if it has none.
-    pub fn gapped(&self, position: usize) -> Option<GappedRow> {
+    /// The row at `position`, without its padding. An output without a batch axis is every row's.
+    pub fn row(&self, position: usize) -> Part {
         let (axis, gaps) = self.padding;
-        let gap = *gaps.get(position).filter(|gap| !gap.is_none())?;
-        let at = RowAt { position, rows: self.rows };
-        GappedRow::new(self.bound.data_type, self.view.dims, self.bound.batch_axis, axis, gap, at)
+        let at = match self.bound.batch_axis {
+            Some(_) => RowAt { position, rows: self.rows },
+            None => RowAt { position: 0, rows: 1 },
+        };
+        let gapped = gaps.get(position).filter(|gap| !gap.is_none()).and_then(|&gap| {
+            let layout = WindowLayout::new(self.bound.data_type, self.view.dims, self.bound.batch_axis, axis)?;
+            layout.around(at, gap)
+        });
+        gapped.unwrap_or_else(|| self.layout.row(at))
     }
 
     /// Shape of the row at `position`, without its padding.
-    pub fn row_dims(&self, position: usize) -> Vec<i64> {
-        let (axis, gaps) = self.padding;
-        let mut dims = self.dims.clone();
-        if let Some(gap) = gaps.get(position) {
-            dims[axis] -= gap.length as i64;
-        }
-        dims
-    }
-
-    /// Bytes of the row at `position`, without its padding.
-    pub fn row_bytes(&self, position: usize) -> usize {
-        self.gapped(position).map_or(self.layout.row_bytes(), |row| row.row_bytes())
+    pub fn row_dims(&self, position: usize) -> impl Iterator<Item = i64> {
+        let (padded_axis, gaps) = self.padding;
+        let padding = gaps.get(position).map_or(0, |gap| gap.length as i64);
+        self.dims.iter().enumerate().map(move |(axis, &dim)| if axis == padded_axis { dim - padding } else { dim })
     }
 
     /// Whether fp16 can hold each finite fp32 value of the row at `position`. On a device that isn't known: true.
     pub(super) fn fits_fp16(&self, position: usize) -> bool {
         let bytes = self.view.bytes;
-        match self.gapped(position) {
-            _ if bytes.is_empty() => true,
-            Some(row) => copies::pieces_of_window(row.chunks(), bytes).all(copies::fits_fp16),
-            None => copies::pieces_of(self.layout, bytes, self.at(position)).all(copies::fits_fp16),
-        }
+        bytes.is_empty() || copies::pieces(&self.row(position), bytes).all(copies::fits_fp16)
     }
 
     /// The elements of a row of strings.
     pub fn strings(&self, position: usize) -> impl Iterator<Item = &[u8]> + Clone {
-        let RowAt { position, rows } = self.at(position);
-        strings::positions(self.layout, position, rows).map(|index| self.view.strings.get(index))
-    }
-
-    /// Where a row is. An output without a batch axis is every row's.
-    pub fn at(&self, position: usize) -> RowAt {
-        if self.bound.batch_axis.is_none() {
-            return RowAt { position: 0, rows: 1 };
-        }
-        RowAt { position, rows: self.rows }
+        strings::positions(&self.row(position)).map(|index| self.view.strings.get(index))
     }
 
     /// The rows are not what they should be.

@@ -14,7 +14,7 @@ use sequences::{Admission, Key, SequenceId};
 use super::binding_of_tests::{binding, binding_of};
 use super::operations::SequenceState;
 use super::*;
-use crate::binding::InitialContent;
+use crate::binding::{Initial, InitialContent};
 use crate::memory::{Bytes, SlotSpec};
 use crate::session::RowContent;
 
@@ -98,8 +98,8 @@ impl World {
                     let value = after_run(*first)[number].clone();
                     let InitialContent::Bytes(bytes) = &value.content else { panic!("no bytes") };
                     let content = RowContent::Stored(Exact, Bytes::Host(bytes));
-                    let at = RowAt { position, rows: batch.len() };
-                    tensor.put_row(&self.copier, layout, at, content).unwrap();
+                    let row = layout.row(RowAt { position, rows: batch.len() });
+                    tensor.put(&self.copier, &row, content).unwrap();
                 }
             }
             self.copier.end_phase();

@@ -152,15 +152,10 @@ impl VaryingStates {
             let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let (state, at) = (&binding.states[*number], RowAt { position, rows: tensors.rows });
-            let gapped = state.gapped_row(tensor.dims(), tensors.gap(position), at);
-            let (Some(layout), Some(room)) = (state.layout(tensor.dims()), varying.room_for_shared()?) else {
-                continue;
-            };
+            let row = state.row(tensor.dims(), tensors.gap(position), at);
+            let (Some((row, _)), Some(room)) = (row, varying.room_for_shared()?) else { continue };
             copied += room.byte_len();
-            match gapped {
-                Some(row) => tensor.take_gapped_row(copier, &row, room, StorageType::Exact)?,
-                None => tensor.take_row(copier, layout, at, room, StorageType::Exact)?,
-            }
+            tensor.take(copier, &row, room, StorageType::Exact)?;
             varying.forget_shared();
         }
         self.last_grown.1.retain(|&slot| slot != memory.id());
@@ -318,7 +313,7 @@ fn fill(
                 StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
                 _ => return None,
             };
-            Some(strings::positions(layout, position, run_rows).zip(elements))
+            Some(strings::positions(&layout.row(RowAt { position, rows: run_rows })).zip(elements))
         };
         let mut dims = dims.clone();
         if let Some(axis) = binding.inputs[state.input].batch_axis {
@@ -337,13 +332,13 @@ fn fill(
     let mut copied = 0;
     for (position, content) in contents {
         let at = RowAt { position, rows: run_rows };
-        let gapped = state.gapped_row(&dims, gap_of(position).unwrap_or_default(), at);
-        match &gapped {
-            Some(row) => tensor.put_gapped_row(copier, row, content.of_row(), padding)?,
-            None => tensor.put_row(copier, layout, at, content.of_row())?,
+        let (row, gap) = state.row(&dims, gap_of(position).unwrap_or_default(), at).ok_or_else(too_large)?;
+        if let Some(gap) = gap {
+            tensor.fill(copier, &gap, padding)?;
         }
+        tensor.put(copier, &row, content.of_row())?;
         if rows.get(position).is_some_and(|(row, _)| !row.is_fresh()) {
-            copied += state.storage.bytes(gapped.map_or(layout.row_bytes(), |row| row.row_bytes()));
+            copied += state.storage.bytes(row.bytes());
         }
     }
     Ok(copied)
@@ -353,7 +348,7 @@ fn fill(
 pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
     match state.data_type {
         DataType::Bytes => VaryingSize::Strings(strings::written_bytes(output.strings(position))),
-        _ => VaryingSize::Bytes(state.storage.bytes(output.row_bytes(position))),
+        _ => VaryingSize::Bytes(state.storage.bytes(output.row(position).bytes())),
     }
 }
 
@@ -367,14 +362,12 @@ pub(super) fn copy_in(
 ) -> Result<usize, RequestError> {
     let StatePlace::Beside(number) = state.place else { return Ok(0) };
     let bytes = size(state, output, position).bytes();
-    let kept = memory.varying[number].write(&output.row_dims(position), bytes);
+    let dims: Vec<_> = output.row_dims(position).collect();
+    let kept = memory.varying[number].write(&dims, bytes);
     if state.data_type == DataType::Bytes {
         strings::write(output.strings(position), kept.host());
-    } else if let Some(row) = output.gapped(position) {
-        step.take_gapped_output(state.output, &row, kept, state.storage)?;
     } else {
-        let at = RowAt { position, rows: output.rows };
-        step.take_output(state.output, output.layout, at, kept, state.storage)?;
+        step.take_output(state.output, &output.row(position), kept, state.storage)?;
     }
     Ok(bytes)
 }

@@ -32,7 +32,6 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use driver::DeviceError;
 use driver::{Driver, Stream};
 pub use foreign::{Foreign, fetch, write};
-pub use moves::{Change, Pieces, RowIn};
 pub use queue::{Queue, QueueReport};
 #[cfg(any(test, feature = "simulated-device"))]
 pub use simulated::Counts;

@@ -1,4 +1,4 @@
-//! The table of moves that the kernel of `rows.cu` executes. A move copies, fills or converts one row.
+//! The table of moves that the kernel of `rows.cu` executes. A move copies, fills or converts pieces of equal size.
 //!
 //! Rules: the moves of a *phase* are executed at once, so none may read or write bytes that another one writes. Phases
 //! are executed one after the other. Addresses are only numbers here: this module reads and writes no device memory.
@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use bytemuck::{Pod, Zeroable};
-use rows::tensor::RowLayout;
+use rows::tensor::{Part, StorageType};
 
 /// Units of a tile, as in `rows.cu`. A block of the kernel works on one tile.
 const TILE: u32 = 1024;
@@ -22,29 +22,6 @@ pub enum Change {
     Narrow,
     /// Rounds fp32 to the nearest value that fp16 can represent.
     Round,
-}
-
-/// A row in a device's memory, alone or in a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowIn {
-    /// Address of the batch.
-    pub address: u64,
-    /// Index of the row in the batch.
-    pub index: usize,
-    /// Number of rows of the batch.
-    pub rows: usize,
-}
-
-impl RowIn {
-    /// A row that is alone at `address`.
-    pub const fn alone(address: u64) -> Self {
-        Self { address, index: 0, rows: 1 }
-    }
-
-    /// Address of the row's first piece, and bytes from one piece to the next.
-    const fn pieces(self, piece: u64) -> (u64, u64) {
-        (self.address + self.index as u64 * piece, self.rows as u64 * piece)
-    }
 }
 
 /// Pieces of equal size, each as far from the one before. Addresses are those of the first piece.
@@ -65,29 +42,39 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Joins pieces. Each is an address to read, an address to write, and a number of bytes at the target.
-    pub fn join(single: impl Iterator<Item = (u64, u64, u64)>) -> Vec<Self> {
-        let mut joined: Vec<Self> = Vec::new();
-        for (from, to, bytes) in single {
-            let longer = joined.last().and_then(|last| last.with(from, to, bytes));
-            match (longer, joined.last_mut()) {
-                (Some(longer), Some(last)) => *last = longer,
-                _ => joined.push(Self { from, to, from_stride: 0, to_stride: 0, bytes, count: 1 }),
-            }
-        }
-        joined
+    /// From where a part is alone, stored so, to its batch.
+    pub fn to_batch(part: &Part, storage: StorageType, alone: u64, batch: u64) -> impl Iterator<Item = Self> + Clone {
+        let stored = move |bytes| storage.bytes(bytes) as u64;
+        part.strided().map(move |of| Self {
+            from: alone + stored(of.first.alone),
+            to: batch + of.first.in_batch as u64,
+            from_stride: stored(of.alone_stride),
+            to_stride: of.in_batch_stride as u64,
+            bytes: of.first.bytes as u64,
+            count: of.count,
+        })
     }
 
-    /// With one piece more, if it has its size and distance. The second piece decides the distance.
-    fn with(mut self, from: u64, to: u64, bytes: u64) -> Option<Self> {
-        let (from, to) = (from.checked_sub(self.from)?, to.checked_sub(self.to)?);
-        if self.count == 1 {
-            (self.from_stride, self.to_stride) = (from, to);
-        }
-        let count = self.count as u64;
-        let fits = bytes == self.bytes && (from, to) == (count * self.from_stride, count * self.to_stride);
-        self.count += 1;
-        fits.then_some(self)
+    /// From the batch of a part to where it is alone, to be stored so.
+    pub fn from_batch(part: &Part, storage: StorageType, batch: u64, alone: u64) -> impl Iterator<Item = Self> {
+        Self::to_batch(part, storage, alone, batch).map(
+            move |Self { from, to, from_stride, to_stride, bytes, count }| {
+                let bytes = storage.bytes(bytes as usize) as u64;
+                Self { from: to, to: from, from_stride: to_stride, to_stride: from_stride, bytes, count }
+            },
+        )
+    }
+
+    /// From a part of the batch at `source` to one of the batch at `target`, of the same shape.
+    pub fn between(from: &Part, source: u64, to: &Part, target: u64) -> impl Iterator<Item = Self> {
+        from.strided().zip(to.strided()).map(move |(from, to)| Self {
+            from: source + from.first.in_batch as u64,
+            to: target + to.first.in_batch as u64,
+            from_stride: from.in_batch_stride as u64,
+            to_stride: to.in_batch_stride as u64,
+            bytes: from.first.bytes as u64,
+            count: from.count,
+        })
     }
 }
 
@@ -144,16 +131,8 @@ pub struct Moves {
 const CARRIED_ALIGNMENT: usize = 16;
 
 impl Moves {
-    /// Moves a row within the device's memory.
-    pub fn push(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
-        let wide = layout.inner_bytes as u64;
-        let bytes = if change == Change::Narrow { wide / 2 } else { wide };
-        let ((from, from_stride), (to, to_stride)) = (from.pieces(source_bytes(bytes, change)), to.pieces(bytes));
-        self.push_pieces(Pieces { from, to, from_stride, to_stride, bytes, count: layout.outer }, change);
-    }
-
-    /// Moves pieces of a row within the device's memory.
-    pub fn push_pieces(&mut self, pieces: Pieces, change: Change) {
+    /// Moves pieces within the device's memory.
+    pub fn push(&mut self, pieces: Pieces, change: Change) {
         let Pieces { from, to, from_stride, to_stride, bytes, count } = pieces;
         let is_gapless = from_stride == source_bytes(bytes, change) && to_stride == bytes;
         let (outer, piece) = joined(count, bytes, is_gapless);
@@ -169,39 +148,18 @@ impl Moves {
         self.add(RowMove { from, to, from_stride, to_stride, kind, ..Default::default() }, outer, piece, unit);
     }
 
-    /// Moves a row from the host to the device.
-    pub fn push_carried(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
-        self.carry(row, |moves, offset| moves.push(layout, RowIn::alone(offset), to, change));
-    }
-
     /// Moves pieces of a row from the host, where their `from` counts from the row's first byte, to the device.
-    pub fn push_carried_pieces(&mut self, pieces: &[Pieces], row: &[u8], change: Change) {
-        self.carry(row, |moves, offset| {
-            for &pieces in pieces {
-                moves.push_pieces(Pieces { from: offset + pieces.from, ..pieces }, change);
-            }
-        });
-    }
-
-    /// Adds a row of the host, and the moves that read it. They get its offset among those that are carried.
-    fn carry(&mut self, row: &[u8], push: impl FnOnce(&mut Self, u64)) {
+    pub fn push_carried(&mut self, pieces: impl Iterator<Item = Pieces>, row: &[u8], change: Change) {
         self.carried.resize(self.carried.len().next_multiple_of(CARRIED_ALIGNMENT), 0);
         let offset = self.carried.len() as u64;
         self.carried.extend_from_slice(row);
         let before = self.table.len();
-        push(self, offset);
+        pieces.for_each(|pieces| self.push(Pieces { from: offset + pieces.from, ..pieces }, change));
         self.carriers.extend(before..self.table.len());
     }
 
-    /// Fills a row with zeros.
-    pub fn push_zeros(&mut self, layout: RowLayout, to: RowIn) {
-        let bytes = layout.inner_bytes as u64;
-        let (to, to_stride) = to.pieces(bytes);
-        self.push_zero_pieces(Pieces { from: 0, to, from_stride: 0, to_stride, bytes, count: layout.outer });
-    }
-
     /// Fills pieces with zeros; nothing is read.
-    pub fn push_zero_pieces(&mut self, pieces: Pieces) {
+    pub fn push_zeros(&mut self, pieces: Pieces) {
         let Pieces { to, to_stride, bytes, count, .. } = pieces;
         let (outer, piece) = joined(count, bytes, to_stride == bytes);
         let unit = widest_unit([to, piece, if outer > 1 { to_stride } else { 0 }, 0]);
@@ -244,9 +202,9 @@ impl Moves {
         size_of::<RowMove>()
     }
 
-    /// Most bytes by which a row of `row` bytes from the host lengthens the table.
-    pub const fn bytes_with_carried(row: usize) -> usize {
-        Self::move_bytes() + CARRIED_ALIGNMENT + row
+    /// Most bytes by which `moves` moves of a row of `row` bytes from the host lengthen the table.
+    pub const fn bytes_with_carried(row: usize, moves: usize) -> usize {
+        (1 + moves) * Self::move_bytes() + CARRIED_ALIGNMENT + row
     }
 
     /// Returns the phases in order, and removes all moves.
@@ -368,7 +326,7 @@ mod tests {
     fn pieces_of_more_than_four_gibibytes_are_moved_whole() {
         let (bytes, to_stride) = ((5 << 30) + 3, (6 << 30) + 1);
         let mut moves = Moves::default();
-        moves.push_zero_pieces(Pieces { from: 0, to: 1, from_stride: 0, to_stride, bytes, count: 3 });
+        moves.push_zeros(Pieces { from: 0, to: 1, from_stride: 0, to_stride, bytes, count: 3 });
         let mut expected = 1;
         for (part, at) in moves.table.iter().zip(0..) {
             if at % 6 == 0 {

@@ -11,10 +11,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rows::tensor::RowLayout;
+use rows::tensor::{Part, StorageType};
 
 use super::driver::{DeviceError, Driver};
-use super::moves::{Change, Moves, Pieces, RowIn};
+use super::moves::{Change, Moves, Pieces};
 use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned, while_nothing_is_captured};
 
 /// What the queues of a model on a device have done.
@@ -94,73 +94,78 @@ impl Queue {
         }
     }
 
-    /// Moves a row within the device's memory.
+    /// Copies a part of a batch from where it is alone, stored so. All addresses are of the queue's device.
     ///
     /// # Safety
-    /// `from` and `to` must be rows of this layout in memory of the queue's device. The memory must stay allocated
+    /// The part must be within the memory at `batch`, and its bytes within that at `alone`. The memory must stay allocated
     /// until [`Queue::synchronise`] returns.
-    pub unsafe fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
-        self.make_room_for_move();
-        self.moves.push(layout, from, to, change);
+    pub unsafe fn put(&mut self, part: &Part, storage: StorageType, alone: u64, batch: u64) {
+        self.push_all(Pieces::to_batch(part, storage, alone, batch), change_from(storage));
     }
 
-    /// Moves a row from the host to the device. If there is no memory for it on the way, only this move fails.
+    /// Copies a part of a batch to where it is alone, to be stored so.
     ///
     /// # Safety
-    /// As for [`Queue::move_row`], for `to`.
-    pub unsafe fn upload_row(
+    /// As for [`Queue::put`].
+    pub unsafe fn take(&mut self, part: &Part, storage: StorageType, batch: u64, alone: u64) {
+        let change = match storage {
+            StorageType::Exact => Change::None,
+            StorageType::Fp16 => Change::Narrow,
+        };
+        self.push_all(Pieces::from_batch(part, storage, batch, alone), change);
+    }
+
+    /// As [`Queue::put`], from the host. Panics if `alone` has not the bytes of the part. If there is no memory for them on
+    /// the way, only this copy fails.
+    ///
+    /// # Safety
+    /// As for [`Queue::put`], for the memory at `batch`.
+    pub unsafe fn put_from_host(
         &mut self,
-        layout: RowLayout,
-        row: &[u8],
-        to: RowIn,
-        change: Change,
+        part: &Part,
+        storage: StorageType,
+        alone: &[u8],
+        batch: u64,
     ) -> Result<(), DeviceError> {
-        self.make_room(Moves::bytes_with_carried(row.len()))?;
-        self.moves.push_carried(layout, row, to, change);
+        assert_eq!(alone.len(), storage.bytes(part.bytes()), "row of another size");
+        let pieces = Pieces::to_batch(part, storage, 0, batch);
+        self.make_room(Moves::bytes_with_carried(alone.len(), pieces.clone().count()))?;
+        self.moves.push_carried(pieces, alone, change_from(storage));
         Ok(())
     }
 
-    /// Fills a row with zeros.
+    /// Copies a part of the batch at `source` to one of the batch at `target`, of the same shape.
     ///
     /// # Safety
-    /// As for [`Queue::move_row`].
-    pub unsafe fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
-        self.make_room_for_move();
-        self.moves.push_zeros(layout, to);
+    /// As for [`Queue::put`], for both batches.
+    pub unsafe fn transfer(&mut self, from: &Part, source: u64, to: &Part, target: u64) {
+        self.push_all(Pieces::between(from, source, to, target), Change::None);
     }
 
-    /// Moves pieces of a row within the device's memory.
+    /// Rounds each fp32 value of a part to the nearest value that fp16 can represent.
     ///
     /// # Safety
-    /// The addresses of the pieces must be in memory of the queue's device. The memory must stay allocated until
-    /// [`Queue::synchronise`] returns.
-    pub unsafe fn move_pieces(&mut self, pieces: &[Pieces], change: Change) {
-        for &pieces in pieces {
+    /// As for [`Queue::put`], for the memory at `batch`.
+    pub unsafe fn round_to_fp16(&mut self, part: &Part, batch: u64) {
+        self.push_all(Pieces::between(part, batch, part, batch), Change::Round);
+    }
+
+    /// Fills a part of a batch with zeros.
+    ///
+    /// # Safety
+    /// As for [`Queue::put`], for the memory at `batch`.
+    pub unsafe fn zero(&mut self, part: &Part, batch: u64) {
+        Pieces::between(part, batch, part, batch).for_each(|pieces| {
             self.make_room_for_move();
-            self.moves.push_pieces(pieces, change);
-        }
+            self.moves.push_zeros(pieces);
+        });
     }
 
-    /// Moves pieces of a row from the host to the device; their `from` counts from the row's first byte. If there is no
-    /// memory for it on the way, only this move fails.
-    ///
-    /// # Safety
-    /// As for [`Queue::move_pieces`], for the addresses to write.
-    pub unsafe fn upload_pieces(&mut self, pieces: &[Pieces], row: &[u8], change: Change) -> Result<(), DeviceError> {
-        self.make_room(Moves::bytes_with_carried(row.len()) + pieces.len() * Moves::move_bytes())?;
-        self.moves.push_carried_pieces(pieces, row, change);
-        Ok(())
-    }
-
-    /// Fills pieces with zeros.
-    ///
-    /// # Safety
-    /// As for [`Queue::move_pieces`], for the addresses to write.
-    pub unsafe fn zero_pieces(&mut self, pieces: &[Pieces]) {
-        for &pieces in pieces {
+    fn push_all(&mut self, all: impl Iterator<Item = Pieces>, change: Change) {
+        all.for_each(|pieces| {
             self.make_room_for_move();
-            self.moves.push_zero_pieces(pieces);
-        }
+            self.moves.push(pieces, change);
+        });
     }
 
     fn make_room_for_move(&mut self) {
@@ -357,6 +362,14 @@ impl Drop for Queue {
         if let Err(error) = waited {
             log::error!("{error}");
         }
+    }
+}
+
+/// What a move does with the stored values of a part that is put into a batch.
+const fn change_from(storage: StorageType) -> Change {
+    match storage {
+        StorageType::Exact => Change::None,
+        StorageType::Fp16 => Change::Widen,
     }
 }
 

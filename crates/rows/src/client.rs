@@ -17,8 +17,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
 
-use crate::{NoMemory, reserve};
-
 /// Bytes of an input, which others may write to.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientBytes<'a> {
@@ -69,13 +67,6 @@ impl<'a> From<&'a [u8]> for ClientBytes<'a> {
     }
 }
 
-/// Copies pieces, one after another, into a new vector.
-pub fn copy_all<'a>(pieces: impl Iterator<Item = ClientBytes<'a>> + Clone) -> Result<Vec<u8>, NoMemory> {
-    let mut copied = reserve(pieces.clone().map(ClientBytes::byte_len).fold(0, usize::saturating_add))?;
-    pieces.for_each(|piece| piece.append_to(&mut copied));
-    Ok(copied)
-}
-
 /// Memory for an output, to be written from its first byte to its last.
 #[derive(Debug)]
 pub struct ClientBytesMut<'a> {
@@ -114,18 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_copied_one_after_another() {
-        let pieces = [&[1u8, 2][..], &[], &[3]].map(ClientBytes::from);
-        assert_eq!(copy_all(pieces.into_iter()).unwrap(), [1, 2, 3]);
+    fn a_part_is_copied() {
         let mut copied = [0; 2];
         ClientBytes::from(&[1u8, 2, 3, 4][..]).part(1..3).copy_to(&mut copied);
         assert_eq!(copied, [2, 3]);
-    }
-
-    #[test]
-    fn a_copy_that_no_memory_can_hold_is_an_error() {
-        let huge = ClientBytes { start: ptr::null(), bytes: usize::MAX, lent: PhantomData };
-        assert_eq!(copy_all([huge].into_iter()).err(), Some(NoMemory { bytes: usize::MAX }));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Copies of rows into batches, out of them, and between them, in host memory.
+//! Copies of parts of batches, such as rows, in host memory: into a batch, out of it, and between batches.
 //!
-//! A row *alone* is contiguous. In a batch, the same row consists of *pieces* with the other rows' pieces between them
-//! (see [`RowLayout`]).
+//! A [`Part`] says which bytes. *Alone*, they are contiguous, and may be stored in another type ([`StorageType`]); in the
+//! batch they are chunks with the bytes of other rows between them. All functions panic if the batch ends before the part,
+//! and if the bytes alone are not as many as the part has.
 
 #![forbid(unsafe_code)]
 
@@ -11,49 +12,110 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::client::ClientBytes;
-use crate::tensor::{Chunk, RowAt, RowLayout};
+use crate::tensor::{Chunk, Part, StorageType, Strided};
 
-/// Writes `row` as a row of a batch. Panics if a size does not match the layout.
-pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], at: RowAt) {
-    let mut writer = RowWriter::new(layout, batch, at);
-    writer.write(row.into());
-    writer.finish();
+/// Writes a part of a batch from where it is alone, stored so.
+pub fn put(part: &Part, storage: StorageType, alone: &[u8], batch: &mut [u8]) {
+    assert_eq!(alone.len(), storage.bytes(part.bytes()), "a row of another size than the layout's");
+    each(part, |Chunk { in_batch, alone: from, bytes }| {
+        let to = &mut batch[in_batch..in_batch + bytes];
+        match storage {
+            StorageType::Exact => to.copy_from_slice(&alone[from..from + bytes]),
+            StorageType::Fp16 => {
+                let narrow: &[f16] = bytemuck::cast_slice(&alone[from / 2..(from + bytes) / 2]);
+                narrow.convert_to_f32_slice(bytemuck::cast_slice_mut(to));
+            }
+        }
+    });
 }
 
-/// Reads a row of a batch into `row`. Panics if a size does not match the layout.
-pub fn take(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8]) {
-    assert_eq!(row.len(), layout.row_bytes(), "a row of another size than the layout's");
-    for (outer, piece) in pieces_of(layout, batch, at).enumerate() {
-        let to = outer * layout.inner_bytes;
-        row[to..to + layout.inner_bytes].copy_from_slice(piece);
+/// As [`put`], from the buffers of an input, which may be cut anywhere. Each byte is read once.
+pub fn put_pieces<'a>(part: &Part, mut pieces: impl Iterator<Item = ClientBytes<'a>>, batch: &mut [u8]) {
+    let mut piece = ClientBytes::from(&[][..]);
+    let write = |Chunk { mut in_batch, mut bytes, .. }| {
+        while bytes > 0 {
+            if piece.byte_len() == 0 {
+                let Some(next) = pieces.next() else { panic!("an incomplete row") };
+                piece = next;
+            }
+            let now = bytes.min(piece.byte_len());
+            piece.part(0..now).copy_to(&mut batch[in_batch..in_batch + now]);
+            piece = piece.part(now..piece.byte_len());
+            (in_batch, bytes) = (in_batch + now, bytes - now);
+        }
+    };
+    match part.only_chunk() {
+        Some(chunk) => std::iter::once(chunk).for_each(write),
+        None => part.chunks().for_each(write),
+    }
+    let more = pieces.fold(piece.byte_len(), |more, piece| more + piece.byte_len());
+    assert_eq!(more, 0, "more bytes than the row has room for");
+}
+
+/// Reads a part of a batch to where it is alone, to be stored so. fp32 is rounded to nearest even; infinities and NaN stay.
+pub fn take(part: &Part, storage: StorageType, batch: &[u8], alone: &mut [u8]) {
+    assert_eq!(alone.len(), storage.bytes(part.bytes()), "a row of another size than the layout's");
+    each(part, |Chunk { in_batch, alone: to, bytes }| {
+        let from = &batch[in_batch..in_batch + bytes];
+        match storage {
+            StorageType::Exact => alone[to..to + bytes].copy_from_slice(from),
+            StorageType::Fp16 => {
+                let narrow: &mut [f16] = bytemuck::cast_slice_mut(&mut alone[to / 2..(to + bytes) / 2]);
+                narrow.convert_from_f32_slice(bytemuck::cast_slice(from));
+            }
+        }
+    });
+}
+
+/// The bytes of a part of a batch, in the order that they have alone.
+pub fn pieces<'a>(part: &Part, batch: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    part.chunks().map(|Chunk { in_batch, bytes, .. }| &batch[in_batch..in_batch + bytes])
+}
+
+/// Copies a part of the batch `source` to a part of the batch `target`. Both are of the same layout.
+pub fn transfer(from: &Part, source: &[u8], to: &Part, target: &mut [u8]) {
+    pairs(from, to, |from, to| target[to].copy_from_slice(&source[from]));
+}
+
+/// As [`transfer`], within one batch. The two must not overlap.
+pub fn shift(from: &Part, to: &Part, batch: &mut [u8]) {
+    pairs(from, to, |from, to| batch.copy_within(from, to.start));
+}
+
+/// The chunks of a part, in any order.
+#[inline]
+fn each(part: &Part, copy: impl FnMut(Chunk)) {
+    match part.only_chunk() {
+        Some(chunk) => std::iter::once(chunk).for_each(copy),
+        None => part.strided().flat_map(Strided::chunks).for_each(copy),
     }
 }
 
-/// The pieces of a row of a batch, in order. Panics if the batch is too small.
-pub fn pieces_of(layout: RowLayout, batch: &[u8], at: RowAt) -> impl Iterator<Item = &[u8]> {
-    pieces(layout, at).map(|piece| &batch[piece])
-}
-
-/// Copies a row of the batch `source` to a row of the batch `target`. Panics if a batch is too small.
-pub fn transfer(layout: RowLayout, source: &[u8], from: RowAt, target: &mut [u8], to: RowAt) {
-    for (from, to) in pieces(layout, from).zip(pieces(layout, to)) {
-        target[to].copy_from_slice(&source[from]);
+/// Where the chunks of two parts of the same layout are in their batches.
+#[inline]
+fn pairs(from: &Part, to: &Part, mut copy: impl FnMut(Range<usize>, Range<usize>)) {
+    let mut both = |(from, to): (Chunk, Chunk)| {
+        copy(from.in_batch..from.in_batch + from.bytes, to.in_batch..to.in_batch + to.bytes);
+    };
+    match from.only_chunk().zip(to.only_chunk()) {
+        Some(chunks) => both(chunks),
+        None => {
+            from.strided().zip(to.strided()).for_each(|(from, to)| from.chunks().zip(to.chunks()).for_each(&mut both))
+        }
     }
 }
 
-/// As [`transfer`], within one buffer. The pieces of the two rows must not overlap.
-pub fn shift(layout: RowLayout, batch: &mut [u8], from: RowAt, to: RowAt) {
-    for (from, to) in pieces(layout, from).zip(pieces(layout, to)) {
-        batch.copy_within(from, to.start);
-    }
+/// Fills a part of a batch with this byte.
+pub fn fill(part: &Part, batch: &mut [u8], byte: u8) {
+    each(part, |Chunk { in_batch, bytes, .. }| batch[in_batch..in_batch + bytes].fill(byte));
 }
 
-/// Rounds each fp32 value of a row to the nearest value that fp16 can represent. Returns whether no finite value has become
+/// Rounds each fp32 value of a part to the nearest value that fp16 can represent. Returns whether no finite value has become
 /// infinite.
-pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) -> bool {
+pub fn round_to_fp16(part: &Part, batch: &mut [u8]) -> bool {
     let mut fits = true;
-    for piece in pieces(layout, at) {
-        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[piece]);
+    each(part, |Chunk { in_batch, bytes, .. }| {
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[in_batch..in_batch + bytes]);
         let mut narrow = [f16::ZERO; 512];
         for chunk in values.chunks_mut(narrow.len()) {
             let narrow = &mut narrow[..chunk.len()];
@@ -61,7 +123,7 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) -> bool {
             fits &= narrow.iter().zip(&*chunk).all(|(narrow, value)| narrow.is_finite() || !value.is_finite());
             narrow.convert_to_f32_slice(chunk);
         }
-    }
+    });
     fits
 }
 
@@ -73,131 +135,10 @@ pub fn fits_fp16(piece: &[u8]) -> bool {
     values.iter().fold(true, |fits, value| fits & (value.abs() < TOO_LARGE || !value.is_finite()))
 }
 
-/// As [`put`], from a row of fp16 to a batch of fp32.
-pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], at: RowAt) {
-    let narrow = layout.inner_bytes / 2;
-    for (outer, piece) in pieces(layout, at).enumerate() {
-        let from: &[f16] = bytemuck::cast_slice(&row[outer * narrow..(outer + 1) * narrow]);
-        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[piece]));
-    }
-}
-
-/// As [`take`], from a batch of fp32 to a row of fp16. Rounds to nearest even; infinities and NaN stay.
-pub fn take_narrowed(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8]) {
-    let narrow = layout.inner_bytes / 2;
-    for (outer, piece) in pieces_of(layout, batch, at).enumerate() {
-        let to: &mut [f16] = bytemuck::cast_slice_mut(&mut row[outer * narrow..(outer + 1) * narrow]);
-        to.convert_from_f32_slice(bytemuck::cast_slice(piece));
-    }
-}
-
-/// Fills a row of a batch with zeros.
-pub fn zero(layout: RowLayout, batch: &mut [u8], at: RowAt) {
-    pieces(layout, at).for_each(|piece| batch[piece].fill(0));
-}
-
-/// Where the pieces of a row are in its batch. A row without bytes has none: its batch may have an unaligned address,
-/// and `outer` may be any number.
-fn pieces(layout: RowLayout, at: RowAt) -> impl Iterator<Item = Range<usize>> {
-    let RowLayout { outer, inner_bytes } = layout;
-    (0..if inner_bytes == 0 { 0 } else { outer }).map(move |outer| {
-        let from = (outer * at.rows + at.position) * inner_bytes;
-        from..from + inner_bytes
-    })
-}
-
-/// Copies the elements of a window from `alone` to their chunks in the batch. Panics if a chunk is out of bounds.
-pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: ClientBytes, batch: &mut [u8]) {
-    for Chunk { in_batch, alone: from, bytes } in chunks {
-        alone.part(from..from + bytes).copy_to(&mut batch[in_batch..in_batch + bytes]);
-    }
-}
-
-/// The chunks of a window in the batch, in the order that they have alone. Panics if a chunk is out of bounds.
-pub fn pieces_of_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8]) -> impl Iterator<Item = &[u8]> {
-    chunks.map(|Chunk { in_batch, bytes, .. }| &batch[in_batch..in_batch + bytes])
-}
-
-/// Copies the elements of a window from their chunks in the batch to `alone`. Panics if a chunk is out of bounds.
-pub fn take_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mut [u8]) {
-    for Chunk { in_batch, alone: to, bytes } in chunks {
-        alone[to..to + bytes].copy_from_slice(&batch[in_batch..in_batch + bytes]);
-    }
-}
-
-/// Copies a window of the batch to another one of the same length in it. Panics if a chunk is out of bounds.
-pub fn copy_window(from: impl Iterator<Item = Chunk>, to: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
-    for (from, to) in from.zip(to) {
-        batch.copy_within(from.in_batch..from.in_batch + from.bytes, to.in_batch);
-    }
-}
-
-/// As [`put_window`], from fp16 to a batch of fp32.
-pub fn put_window_widened(chunks: impl Iterator<Item = Chunk>, alone: &[u8], batch: &mut [u8]) {
-    for Chunk { in_batch, alone: from, bytes } in chunks {
-        let narrow: &[f16] = bytemuck::cast_slice(&alone[from / 2..(from + bytes) / 2]);
-        narrow.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[in_batch..in_batch + bytes]));
-    }
-}
-
-/// As [`take_window`], from a batch of fp32 to fp16. Rounds to nearest even; infinities and NaN stay.
-pub fn take_window_narrowed(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mut [u8]) {
-    for Chunk { in_batch, alone: to, bytes } in chunks {
-        let narrow: &mut [f16] = bytemuck::cast_slice_mut(&mut alone[to / 2..(to + bytes) / 2]);
-        narrow.convert_from_f32_slice(bytemuck::cast_slice(&batch[in_batch..in_batch + bytes]));
-    }
-}
-
-/// Fills the chunks of a window in the batch with zeros.
-pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
-    fill_window(chunks, batch, 0);
-}
-
-/// Fills the chunks of a window in the batch with this byte.
-pub fn fill_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8], byte: u8) {
-    for Chunk { in_batch, bytes, .. } in chunks {
-        batch[in_batch..in_batch + bytes].fill(byte);
-    }
-}
-
-/// Writes one row of a batch from the buffers of an input, which may be cut anywhere.
-pub struct RowWriter<'a> {
-    layout: RowLayout,
-    batch: &'a mut [u8],
-    at: RowAt,
-    written: usize,
-}
-
-impl<'a> RowWriter<'a> {
-    /// A writer for a row. Panics if the batch does not match the layout.
-    pub fn new(layout: RowLayout, batch: &'a mut [u8], at: RowAt) -> Self {
-        assert_eq!(batch.len(), layout.row_bytes() * at.rows, "a batch of another size than the layout's");
-        Self { layout, batch, at, written: 0 }
-    }
-
-    /// Appends the bytes of the next buffer. Panics if the row has no room for them.
-    pub fn write(&mut self, buffer: ClientBytes) {
-        assert!(buffer.byte_len() <= self.layout.row_bytes() - self.written, "more bytes than the row has room for");
-        let mut from = 0;
-        while from < buffer.byte_len() {
-            let (outer, inner) = (self.written / self.layout.inner_bytes, self.written % self.layout.inner_bytes);
-            let now = (buffer.byte_len() - from).min(self.layout.inner_bytes - inner);
-            let start = (outer * self.at.rows + self.at.position) * self.layout.inner_bytes + inner;
-            buffer.part(from..from + now).copy_to(&mut self.batch[start..start + now]);
-            self.written += now;
-            from += now;
-        }
-    }
-
-    /// Checks that the row is complete. Panics if not.
-    pub fn finish(self) {
-        assert_eq!(self.written, self.layout.row_bytes(), "an incomplete row");
-    }
-}
-
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod round_trip {
     use super::*;
+    use crate::tensor::{RowAt, RowLayout};
 
     pub const fn at(position: usize, rows: usize) -> RowAt {
         RowAt { position, rows }
@@ -218,10 +159,8 @@ pub mod round_trip {
         for index in 0..rows {
             let bytes = row(index);
             let (first, second) = bytes.split_at(cut.min(bytes.len()));
-            let mut writer = RowWriter::new(layout, &mut batch, at(index, rows));
-            writer.write(first.into());
-            writer.write(second.into());
-            writer.finish();
+            let pieces = [first, second].map(ClientBytes::from);
+            put_pieces(&layout.row(at(index, rows)), pieces.into_iter(), &mut batch);
         }
         for index in 0..rows {
             let expected = row(index);
@@ -229,10 +168,10 @@ pub mod round_trip {
                 assert_eq!(batch[place(layout, i, index, rows)], *byte);
             }
             let mut back = vec![0; layout.row_bytes()];
-            take(layout, &batch, at(index, rows), &mut back);
+            take(&layout.row(at(index, rows)), StorageType::Exact, &batch, &mut back);
             assert_eq!(back, expected);
         }
-        zero(layout, &mut batch, at(0, rows));
+        fill(&layout.row(at(0, rows)), &mut batch, 0);
         let zeros = batch
             .iter()
             .enumerate()
@@ -247,20 +186,22 @@ mod tests {
 
     use super::round_trip::{at, rows_come_back};
     use super::*;
+    use crate::tensor::RowLayout;
 
     /// ONNX Runtime gives a tensor without elements an unaligned address.
     #[test]
     fn a_row_without_bytes_may_have_any_address_and_any_number_of_pieces() {
-        let layout = RowLayout { outer: usize::MAX, inner_bytes: 0 };
+        let row = RowLayout { outer: usize::MAX, inner_bytes: 0 }.row(at(1, 2));
         let bytes = &mut [0u8; 5];
         let (empty, other) = bytes.split_at_mut(3);
         let (empty, other) = (&mut empty[1..1], &mut other[1..1]);
-        put(layout, empty, other, at(0, 2));
-        take(layout, other, at(1, 2), empty);
-        put_widened(layout, empty, other, at(0, 2));
-        take_narrowed(layout, other, at(1, 2), empty);
-        assert!(round_to_fp16(layout, other, at(1, 2)));
-        zero(layout, other, at(0, 1));
+        for storage in [StorageType::Exact, StorageType::Fp16] {
+            put(&row, storage, empty, other);
+            take(&row, storage, other, empty);
+        }
+        put_pieces(&row, [ClientBytes::from(&*empty)].into_iter(), other);
+        assert!(round_to_fp16(&row, other));
+        fill(&row, other, 0);
     }
 
     proptest! {
@@ -281,25 +222,42 @@ mod tests {
         let expected = [2048.0, 2052.0, f32::INFINITY, 65504.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
         let mut batch = crate::Buffer::new(96).unwrap();
         let mut slot = crate::Buffer::new(16).unwrap();
-        put(layout, bytemuck::bytes_of(&values), batch.bytes_mut(), at(1, 3));
-        take_narrowed(layout, batch.bytes(), at(1, 3), slot.bytes_mut());
-        put_widened(layout, slot.bytes(), batch.bytes_mut(), at(2, 3));
+        let [exact, fp16] = [StorageType::Exact, StorageType::Fp16];
+        put(&layout.row(at(1, 3)), exact, bytemuck::bytes_of(&values), batch.bytes_mut());
+        take(&layout.row(at(1, 3)), fp16, batch.bytes(), slot.bytes_mut());
+        put(&layout.row(at(2, 3)), fp16, slot.bytes(), batch.bytes_mut());
         let mut back = [0f32; 8];
-        take(layout, batch.bytes(), at(2, 3), bytemuck::bytes_of_mut(&mut back));
+        take(&layout.row(at(2, 3)), exact, batch.bytes(), bytemuck::bytes_of_mut(&mut back));
         assert_eq!(back.map(f32::to_bits), expected.map(f32::to_bits));
 
-        let nan = RowLayout { outer: 1, inner_bytes: 4 };
+        let nan = Part::whole(4);
         let mut batch = crate::Buffer::new(4).unwrap();
         batch.bytes_mut().copy_from_slice(&f32::NAN.to_ne_bytes());
-        take_narrowed(nan, batch.bytes(), at(0, 1), &mut slot.bytes_mut()[..2]);
-        put_widened(nan, &slot.bytes()[..2], batch.bytes_mut(), at(0, 1));
+        take(&nan, fp16, batch.bytes(), &mut slot.bytes_mut()[..2]);
+        put(&nan, fp16, &slot.bytes()[..2], batch.bytes_mut());
         assert!(f32::from_ne_bytes(batch.bytes().try_into().unwrap()).is_nan());
     }
 
     #[test]
-    fn a_row_without_pieces_copies_nothing() {
-        let layout = RowLayout { outer: 0, inner_bytes: 0 };
-        put(layout, &[], &mut [], at(0, 3));
-        take(layout, &[], at(0, 3), &mut []);
+    fn a_row_goes_to_another_batch_and_to_another_place_of_its_batch() {
+        let layout = RowLayout { outer: 2, inner_bytes: 2 };
+        let source: Vec<u8> = (0..12).collect();
+        let mut target = vec![0; 8];
+        transfer(&layout.row(at(2, 3)), &source, &layout.row(at(0, 2)), &mut target);
+        assert_eq!(target, [4, 5, 0, 0, 10, 11, 0, 0]);
+        shift(&layout.row(at(0, 2)), &layout.row(at(1, 2)), &mut target);
+        assert_eq!(target, [4, 5, 4, 5, 10, 11, 10, 11]);
+    }
+
+    #[test]
+    #[should_panic(expected = "an incomplete row")]
+    fn an_incomplete_row_is_not_written() {
+        put_pieces(&Part::whole(3), [ClientBytes::from(&[1u8, 2][..])].into_iter(), &mut [0; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "more bytes than the row has room for")]
+    fn nothing_is_written_after_the_end_of_a_row() {
+        put_pieces(&Part::whole(1), [ClientBytes::from(&[1u8, 2][..])].into_iter(), &mut [0; 3]);
     }
 }

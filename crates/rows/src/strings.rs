@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::tensor::{Chunk, RowLayout};
+use crate::tensor::Part;
 use crate::{NoMemory, reserve};
 
 const LENGTH_BYTES: usize = 4;
@@ -113,23 +113,15 @@ pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, mut rest: &mut [u8]) 
     }
 }
 
-/// The positions, in a batch of `rows` rows, of the elements of row `index`, in their order. The layout counts elements
-/// instead of bytes.
-pub fn positions(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Item = usize> + Clone {
-    (0..layout.outer).flat_map(move |outer| {
-        let from = (outer * rows + index) * layout.inner_bytes;
-        from..from + layout.inner_bytes
-    })
-}
-
-/// The positions in the batch of the elements of a window, in their order. The chunks count elements instead of bytes.
-pub fn window_positions(chunks: impl Iterator<Item = Chunk> + Clone) -> impl Iterator<Item = usize> + Clone {
-    chunks.flat_map(|chunk| chunk.in_batch..chunk.in_batch + chunk.bytes)
+/// The positions in the batch of the elements of a part, in their order. The part counts elements instead of bytes.
+pub fn positions(part: &Part) -> impl Iterator<Item = usize> + Clone + use<> {
+    part.chunks().flat_map(|chunk| chunk.in_batch..chunk.in_batch + chunk.bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::{RowAt, RowLayout};
 
     fn written(strings: &Strings) -> Vec<u8> {
         let mut bytes = vec![0; written_bytes(strings.iter())];
@@ -158,10 +150,11 @@ mod tests {
 
     #[test]
     fn rows_lie_as_in_a_row_major_tensor() {
-        let layout = RowLayout { outer: 2, inner_bytes: 1 };
-        assert_eq!(positions(layout, 0, 2).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(positions(layout, 1, 2).collect::<Vec<_>>(), [1, 3]);
-        let layout = RowLayout { outer: 1, inner_bytes: 3 };
-        assert_eq!(positions(layout, 1, 2).collect::<Vec<_>>(), [3, 4, 5]);
+        let positions = |outer, inner_bytes, position| {
+            positions(&RowLayout { outer, inner_bytes }.row(RowAt { position, rows: 2 })).collect::<Vec<_>>()
+        };
+        assert_eq!(positions(2, 1, 0), [0, 2]);
+        assert_eq!(positions(2, 1, 1), [1, 3]);
+        assert_eq!(positions(1, 3, 1), [3, 4, 5]);
     }
 }

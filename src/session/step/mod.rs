@@ -19,10 +19,11 @@ use std::time::Duration;
 
 use gpu_rows::{Device, Foreign, Queue};
 use parking_lot::MutexGuard;
+use rows::copies;
 use rows::strings::Strings;
-use rows::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType};
+use rows::tensor::{DataType, Part, StorageType};
 
-use super::batch_tensor::{BatchTensor, row_of, take_gapped_on_host, take_on_host};
+use super::batch_tensor::{BatchTensor, check};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
@@ -65,10 +66,8 @@ impl StringTensor {
 pub struct OutputCopy<'a> {
     /// Index of the output.
     pub output: usize,
-    /// Layout of its rows.
-    pub layout: RowLayout,
-    /// Which row.
-    pub at: RowAt,
+    /// Where the row is.
+    pub part: Part,
     /// Where it goes.
     pub to: Foreign<'a>,
 }
@@ -174,39 +173,19 @@ impl Step {
         tensor.host_mut()
     }
 
-    /// Takes a row out of an output of the last run, to be stored.
+    /// Takes a part, such as a row, out of an output of the last run, to be stored.
     pub fn take_output(
         &self,
         index: usize,
-        layout: RowLayout,
-        at: RowAt,
+        part: &Part,
         to: BytesMut,
         storage: StorageType,
     ) -> Result<(), SessionError> {
         match &self.outputs[index].made {
-            Some(made) => made.take_row(&self.copier, layout, at, to, storage),
-            None => {
-                take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), storage);
-                Ok(())
-            }
+            Some(made) => made.take(&self.copier, part, to, storage)?,
+            None => copies::take(part, storage, self.output(index, None)?.bytes, to.host()),
         }
-    }
-
-    /// As [`Step::take_output`], without the gap of the row.
-    pub fn take_gapped_output(
-        &self,
-        index: usize,
-        at: &GappedRow,
-        to: BytesMut,
-        storage: StorageType,
-    ) -> Result<(), SessionError> {
-        match &self.outputs[index].made {
-            Some(made) => made.take_gapped_row(&self.copier, at, to, storage),
-            None => {
-                take_gapped_on_host(at, self.output(index, None)?.bytes, to.host(), storage);
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     /// Whether ONNX Runtime made the tensor of an output in the last run.
@@ -242,20 +221,22 @@ impl Step {
     /// Where a row of an output of the last run is on the step's device, if it is one piece there and goes to memory of
     /// that device.
     fn one_piece(&self, copy: &OutputCopy) -> Result<Option<u64>, SessionError> {
-        let &OutputCopy { output, layout, at, to } = copy;
-        let (output, bytes) = (&self.outputs[output], layout.row_bytes());
-        let is_one_piece = layout.outer == 1 || at.rows == 1;
+        let OutputCopy { output, part, to } = copy;
+        let output = &self.outputs[*output];
         let is_there = self.copier.device().is_some_and(|device| device.number() == to.gpu());
-        if !is_one_piece || !is_there || to.byte_len() != bytes {
+        let Some(from) = part.contiguous_from().filter(|_| is_there && to.byte_len() == part.bytes()) else {
             return Ok(None);
-        }
-        let row = match (&output.given, &output.made) {
-            (Some(given), _) => row_of(layout, given.address, given.bytes, at),
-            (None, Some(made)) if made.is_on_device => row_of(layout, made.address()?, made.bytes, at),
-            (None, None) if matches!(output.tensor.memory, TensorMemory::Device(_)) => output.tensor.row(layout, at),
+        };
+        let batch = match (&output.given, &output.made) {
+            (Some(given), _) => {
+                check(part, given.bytes);
+                given.address
+            }
+            (None, Some(made)) if made.is_on_device => made.address_for(part)?,
+            (None, None) if matches!(output.tensor.memory, TensorMemory::Device(_)) => output.tensor.address_for(part),
             _ => return Ok(None),
         };
-        Ok(Some(row.address + (at.position * bytes) as u64))
+        Ok(Some(batch + from as u64))
     }
 
     /// Leaves an input out of the next run: the model has a value of its own.

@@ -2,8 +2,8 @@
 
 use std::ffi::{CString, c_char};
 
-use gpu_rows::{Change, Foreign, RowIn, for_run};
-use rows::tensor::{RowAt, RowLayout, element_count};
+use gpu_rows::{Foreign, for_run};
+use rows::tensor::{Part, StorageType, element_count};
 use smallvec::SmallVec;
 
 use super::{Input, Step, StringTensor};
@@ -52,10 +52,8 @@ pub enum Given<'a> {
 pub struct Overlay<'a> {
     /// Index of the input.
     pub input: usize,
-    /// Layout of its rows.
-    pub layout: RowLayout,
-    /// Which row.
-    pub at: RowAt,
+    /// Where the row goes.
+    pub part: Part,
     /// Where it is.
     pub from: Foreign<'a>,
 }
@@ -142,11 +140,12 @@ impl Step {
                 unsafe { input.tensor.upload(&mut queue)? };
             }
         }
-        for &Overlay { input, layout, at, from } in run.overlays {
-            assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
-            let to = self.inputs[input].tensor.row(layout, at);
-            // SAFETY: memory that is borrowed, and a row of an input; `run` waits before it gives either up.
-            unsafe { queue.move_row(layout, RowIn::alone(from.address()), to, Change::None) };
+        for Overlay { input, part, from } in run.overlays {
+            assert_eq!(from.byte_len(), part.bytes(), "row of another size");
+            let batch = self.inputs[*input].tensor.address_for(part);
+            // SAFETY: memory that is borrowed and has the size of the part, which is within an input; `run` waits before it
+            // gives either up.
+            unsafe { queue.put(part, StorageType::Exact, from.address(), batch) };
         }
         Ok(queue.before_run()?)
     }

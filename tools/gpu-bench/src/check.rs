@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use fastrand::Rng;
-use gpu_rows::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
+use gpu_rows::{Device, DeviceBuffer, DeviceError, OwnedStream, Queue};
 use rows::copies;
-use rows::tensor::{RowAt, RowLayout};
+use rows::tensor::{Part, RowAt, RowLayout, StorageType};
 
 use crate::{Finding, Verdict, print};
 
@@ -116,28 +116,28 @@ impl Case {
         let mut row = values(random, self.row_bytes());
         let before = (surrounded(&batch, self.offsets.0), surrounded(&row, self.offsets.1));
         let buffers = (uploaded(queue, &before.0)?, uploaded(queue, &before.1)?);
-        let place =
-            RowIn { address: buffers.0.address() + self.offsets.0 as u64, index: self.at.position, rows: self.at.rows };
-        let alone = RowIn::alone(buffers.1.address() + self.offsets.1 as u64);
-        // SAFETY: the buffers of these rows live until the downloads below have waited.
+        let (in_batch, alone) =
+            (buffers.0.address() + self.offsets.0 as u64, buffers.1.address() + self.offsets.1 as u64);
+        let part = self.layout.row(self.at);
+        let storage = match self.way {
+            Way::PutWidened | Way::TakeNarrowed => StorageType::Fp16,
+            _ => StorageType::Exact,
+        };
+        // SAFETY: the buffers have the batch and the row, and live until the downloads below have waited.
         unsafe {
             match self.way {
-                Way::Put => queue.move_row(self.layout, alone, place, Change::None),
-                Way::Take => queue.move_row(self.layout, place, alone, Change::None),
-                Way::Upload => queue.upload_row(self.layout, &row, place, Change::None)?,
-                Way::Zero => queue.zero_row(self.layout, place),
-                Way::PutWidened => queue.move_row(self.layout, alone, place, Change::Widen),
-                Way::TakeNarrowed => queue.move_row(self.layout, place, alone, Change::Narrow),
-                Way::Round => queue.move_row(self.layout, place, place, Change::Round),
+                Way::Put | Way::PutWidened => queue.put(&part, storage, alone, in_batch),
+                Way::Take | Way::TakeNarrowed => queue.take(&part, storage, in_batch, alone),
+                Way::Upload => queue.put_from_host(&part, storage, &row, in_batch)?,
+                Way::Zero => queue.zero(&part, in_batch),
+                Way::Round => queue.round_to_fp16(&part, in_batch),
             }
         }
         match self.way {
-            Way::Put | Way::Upload => copies::put(self.layout, &row, &mut batch, self.at),
-            Way::Take => copies::take(self.layout, &batch, self.at, &mut row),
-            Way::Zero => copies::zero(self.layout, &mut batch, self.at),
-            Way::PutWidened => copies::put_widened(self.layout, &row, &mut batch, self.at),
-            Way::TakeNarrowed => copies::take_narrowed(self.layout, &batch, self.at, &mut row),
-            Way::Round => _ = copies::round_to_fp16(self.layout, &mut batch, self.at),
+            Way::Put | Way::PutWidened | Way::Upload => copies::put(&part, storage, &row, &mut batch),
+            Way::Take | Way::TakeNarrowed => copies::take(&part, storage, &batch, &mut row),
+            Way::Zero => copies::fill(&part, &mut batch, 0),
+            Way::Round => _ = copies::round_to_fp16(&part, &mut batch),
         }
         let wanted = [surrounded(&batch, self.offsets.0), surrounded(&row, self.offsets.1)];
         for (name, buffer, wanted) in [("the batch", &buffers.0, &wanted[0]), ("the row", &buffers.1, &wanted[1])] {
@@ -202,30 +202,21 @@ fn many_rows(device: &Arc<Device>, rows: usize) -> Result<Finding, DeviceError> 
     let mut queue = queue(device)?;
     let on_device = uploaded(&mut queue, &slots)?;
     let (batch, back) = (device.allocate(bytes)?, device.allocate(bytes)?);
-    let slot =
-        |buffer: &DeviceBuffer, number: usize| RowIn::alone(buffer.address() + (number * layout.row_bytes()) as u64);
+    let slot = |buffer: &DeviceBuffer, number: usize| buffer.address() + (number * layout.row_bytes()) as u64;
+    let row = |position| layout.row(RowAt { position, rows });
     for (index, &number) in order.iter().enumerate() {
         // SAFETY: the buffers of these rows live until the downloads below have waited.
-        unsafe {
-            queue.move_row(
-                layout,
-                slot(&on_device, number),
-                RowIn { address: batch.address(), index, rows },
-                Change::None,
-            );
-        }
+        unsafe { queue.put(&row(index), StorageType::Exact, slot(&on_device, number), batch.address()) };
     }
     queue.end_phase();
     for (index, &number) in order.iter().enumerate() {
         // SAFETY: as above.
-        unsafe {
-            queue.move_row(layout, RowIn { address: batch.address(), index, rows }, slot(&back, number), Change::None);
-        }
+        unsafe { queue.take(&row(index), StorageType::Exact, batch.address(), slot(&back, number)) };
     }
     let mut wanted = vec![0; bytes];
     for (position, &number) in order.iter().enumerate() {
-        let row = &slots[number * layout.row_bytes()..][..layout.row_bytes()];
-        copies::put(layout, row, &mut wanted, RowAt { position, rows });
+        let alone = &slots[number * layout.row_bytes()..][..layout.row_bytes()];
+        copies::put(&row(position), StorageType::Exact, alone, &mut wanted);
     }
     let came = [downloaded(&mut queue, batch.address(), bytes)?, downloaded(&mut queue, back.address(), bytes)?];
     let differs = |name, came: &[u8], wanted: &[u8]| {
@@ -256,20 +247,18 @@ fn large_row(device: &Arc<Device>, shift: usize) -> Result<Finding, DeviceError>
     let mut queue = queue(device)?;
     let pattern = values(&mut Rng::with_seed(9), CHUNK);
     let chunk = uploaded(&mut queue, &pattern)?;
-    let one = RowLayout { outer: 1, inner_bytes: CHUNK };
-    let mark = RowLayout { outer: 1, inner_bytes: 8 };
-    let place = |number: usize| RowIn::alone(from.address() + (number * CHUNK) as u64);
+    let (one, exact) = (Part::whole(CHUNK), StorageType::Exact);
+    let place = |number: usize| from.address() + (number * CHUNK) as u64;
     // SAFETY: the buffers of these rows live until the downloads below have waited.
     unsafe {
-        (0..CHUNKS).for_each(|number| queue.move_row(one, RowIn::alone(chunk.address()), place(number), Change::None));
+        (0..CHUNKS).for_each(|number| queue.put(&one, exact, chunk.address(), place(number)));
         queue.end_phase();
         // So that no two chunks are equal.
         for number in 0..CHUNKS {
-            queue.upload_row(mark, &number.to_ne_bytes(), place(number), Change::None)?;
+            queue.put_from_host(&Part::whole(8), exact, &number.to_ne_bytes(), place(number))?;
         }
         queue.end_phase();
-        let whole = RowLayout { outer: 1, inner_bytes: WHOLE };
-        queue.move_row(whole, place(0), RowIn::alone(to.address() + shift as u64), Change::None);
+        queue.put(&Part::whole(WHOLE), exact, place(0), to.address() + shift as u64);
     }
     let mut wrong = None;
     for number in 0..CHUNKS {

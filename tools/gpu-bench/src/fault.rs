@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use gpu_rows::{Change, Device, DeviceError, OwnedStream, Queue, RowIn};
-use rows::tensor::RowLayout;
+use gpu_rows::{Device, DeviceError, OwnedStream, Queue};
+use rows::tensor::{Part, StorageType};
 
 use crate::{Finding, Verdict, print};
 
@@ -17,9 +17,8 @@ pub fn run(gpu: i32) -> Result<bool, DeviceError> {
     let device = Device::open(gpu)?;
     let row = device.allocate(64)?;
     let mut queue = Queue::new(OwnedStream::open(&device)?, Arc::default())?;
-    let layout = RowLayout { outer: 1, inner_bytes: 16 };
     // SAFETY: none: this is the fault that is looked for, and the process ends after it. The source lives until then.
-    unsafe { queue.move_row(layout, RowIn::alone(row.address()), RowIn::alone(NOWHERE), Change::None) };
+    unsafe { queue.put(&Part::whole(16), StorageType::Exact, row.address(), NOWHERE) };
     let attempts = [
         ("the wait for a write to an address that is not allocated", queue.synchronise().err()),
         ("the next wait of the same stream", queue.synchronise().err()),

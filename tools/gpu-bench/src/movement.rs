@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use clap::Args;
-use gpu_rows::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
-use rows::tensor::RowLayout;
+use gpu_rows::{Device, DeviceError, OwnedStream, Queue};
+use rows::tensor::{RowAt, RowLayout, StorageType};
 use serde::Serialize;
 
 use crate::print_line;
@@ -30,7 +30,7 @@ struct States {
     count: usize,
     /// The tensor of one, without the batch.
     layout: RowLayout,
-    change: Change,
+    storage: StorageType,
 }
 
 /// What was measured. Bandwidths count what is written, in bytes a second.
@@ -53,19 +53,19 @@ struct Measured {
 pub fn run(gpu: i32, effort: &Effort) -> Result<(), DeviceError> {
     let row = |bytes: usize| RowLayout { outer: 1, inner_bytes: bytes };
     let states = [
-        States { name: "4 KiB", count: 1, layout: row(4 << 10), change: Change::None },
-        States { name: "64 KiB", count: 1, layout: row(64 << 10), change: Change::None },
-        States { name: "512 KiB", count: 1, layout: row(512 << 10), change: Change::None },
-        States { name: "4 MiB", count: 1, layout: row(4 << 20), change: Change::None },
+        States { name: "4 KiB", count: 1, layout: row(4 << 10), storage: StorageType::Exact },
+        States { name: "64 KiB", count: 1, layout: row(64 << 10), storage: StorageType::Exact },
+        States { name: "512 KiB", count: 1, layout: row(512 << 10), storage: StorageType::Exact },
+        States { name: "4 MiB", count: 1, layout: row(4 << 20), storage: StorageType::Exact },
         States {
             name: "lstm: 2 of [2, B, 512]",
             count: 2,
             layout: RowLayout { outer: 2, inner_bytes: 2048 },
-            change: Change::None,
+            storage: StorageType::Exact,
         },
-        States { name: "forty of 1 KiB", count: 40, layout: row(1 << 10), change: Change::None },
-        States { name: "64 KiB, not aligned", count: 1, layout: row((64 << 10) - 4), change: Change::None },
-        States { name: "512 KiB, kept as fp16", count: 1, layout: row(512 << 10), change: Change::Widen },
+        States { name: "forty of 1 KiB", count: 40, layout: row(1 << 10), storage: StorageType::Exact },
+        States { name: "64 KiB, not aligned", count: 1, layout: row((64 << 10) - 4), storage: StorageType::Exact },
+        States { name: "512 KiB, kept as fp16", count: 1, layout: row(512 << 10), storage: StorageType::Fp16 },
     ];
     for states in &states {
         print_line(&measure(gpu, effort, states)?);
@@ -87,15 +87,14 @@ fn measure(gpu: i32, effort: &Effort, states: &States) -> Result<Measured, Devic
     let slot = |row: usize, state: usize| {
         // In an order that is no order.
         let place = (row * 37 + 11) % rows;
-        RowIn::alone(slots.address() + ((2 * place * states.count + state) * slot_bytes) as u64)
+        slots.address() + ((2 * place * states.count + state) * slot_bytes) as u64
     };
-    let in_batch = |batch: &DeviceBuffer, index: usize| RowIn { address: batch.address(), index, rows };
-    let back = if states.change == Change::Widen { Change::Narrow } else { Change::None };
+    let in_batch = |position: usize| states.layout.row(RowAt { position, rows });
     let gather = |queue: &mut Queue| {
         for (state, batch) in batches.iter().enumerate() {
             for row in 0..rows {
                 // SAFETY: rows of buffers that outlive the queue.
-                unsafe { queue.move_row(states.layout, slot(row, state), in_batch(batch, row), states.change) };
+                unsafe { queue.put(&in_batch(row), states.storage, slot(row, state), batch.address()) };
             }
         }
         queue.flush()
@@ -104,7 +103,7 @@ fn measure(gpu: i32, effort: &Effort, states: &States) -> Result<Measured, Devic
         for (state, batch) in batches.iter().enumerate() {
             for row in 0..rows {
                 // SAFETY: as above.
-                unsafe { queue.move_row(states.layout, in_batch(batch, row), slot(row, state), back) };
+                unsafe { queue.take(&in_batch(row), states.storage, batch.address(), slot(row, state)) };
             }
         }
         queue.flush()

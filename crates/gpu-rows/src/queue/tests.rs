@@ -2,7 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use rows::copies;
-use rows::tensor::RowAt;
+use rows::tensor::{RowAt, RowLayout};
+
+const EXACT: StorageType = StorageType::Exact;
 
 fn queue() -> Queue {
     queue_on(0)
@@ -70,28 +72,24 @@ proptest! {
 
         let mut queue = queue();
         let on_device = (device_bytes(&mut queue, &batch), device_bytes(&mut queue, &row));
-        let place = RowIn { address: on_device.0.address(), index, rows };
-        let alone = RowIn::alone(on_device.1.address());
-        // SAFETY: the buffers of these rows live until the end of the test.
+        let part = layout.row(RowAt { position: index, rows });
+        let (in_batch, alone) = (on_device.0.address(), on_device.1.address());
+        let storage = if converts { StorageType::Fp16 } else { StorageType::Exact };
+        // SAFETY: the buffers live until the end of the test, and have the batch and the row.
         unsafe {
             match way {
-                Way::Put => queue.move_row(layout, alone, place, Change::None),
-                Way::Take => queue.move_row(layout, place, alone, Change::None),
-                Way::Upload => queue.upload_row(layout, &row, place, Change::None).unwrap(),
-                Way::Zero => queue.zero_row(layout, place),
-                Way::PutWidened => queue.move_row(layout, alone, place, Change::Widen),
-                Way::TakeNarrowed => queue.move_row(layout, place, alone, Change::Narrow),
-                Way::Round => queue.move_row(layout, place, place, Change::Round),
+                Way::Put | Way::PutWidened => queue.put(&part, storage, alone, in_batch),
+                Way::Take | Way::TakeNarrowed => queue.take(&part, storage, in_batch, alone),
+                Way::Upload => queue.put_from_host(&part, storage, &row, in_batch).unwrap(),
+                Way::Zero => queue.zero(&part, in_batch),
+                Way::Round => queue.round_to_fp16(&part, in_batch),
             }
         }
-        let at = RowAt { position: index, rows };
         match way {
-            Way::Put | Way::Upload => copies::put(layout, &row, &mut batch, at),
-            Way::Take => copies::take(layout, &batch, at, &mut row),
-            Way::Zero => copies::zero(layout, &mut batch, at),
-            Way::PutWidened => copies::put_widened(layout, &row, &mut batch, at),
-            Way::TakeNarrowed => copies::take_narrowed(layout, &batch, at, &mut row),
-            Way::Round => _ = copies::round_to_fp16(layout, &mut batch, at),
+            Way::Put | Way::PutWidened | Way::Upload => copies::put(&part, storage, &row, &mut batch),
+            Way::Take | Way::TakeNarrowed => copies::take(&part, storage, &batch, &mut row),
+            Way::Zero => copies::fill(&part, &mut batch, 0),
+            Way::Round => _ = copies::round_to_fp16(&part, &mut batch),
         }
         prop_assert_eq!(host_bytes(&mut queue, &on_device.0), batch);
         prop_assert_eq!(host_bytes(&mut queue, &on_device.1), row);
@@ -101,20 +99,20 @@ proptest! {
 #[test]
 fn phases_follow_one_another_and_share_one_table() {
     let mut queue = queue();
-    let layout = RowLayout { outer: 1, inner_bytes: 100 };
+    let part = Part::whole(100);
     let buffers: Vec<_> = (0..4u8).map(|value| device_bytes(&mut queue, &[value; 100])).collect();
-    let at = |number: usize| RowIn::alone(buffers[number].address());
+    let at = |number: usize| buffers[number].address();
     // Each phase copies a buffer that the next phase overwrites.
     for number in 0..3 {
-        // SAFETY: the buffers of these rows live until the end of the test.
-        unsafe { queue.move_row(layout, at(number + 1), at(number), Change::None) };
+        // SAFETY: the buffers have the part, and live until the end of the test.
+        unsafe { queue.put(&part, EXACT, at(number + 1), at(number)) };
         queue.end_phase();
     }
-    // SAFETY: the buffers of these rows live until the end of the test.
-    unsafe { queue.upload_row(layout, &[9; 100], at(3), Change::None) }.unwrap();
+    // SAFETY: the buffer has the part, and lives until the end of the test.
+    unsafe { queue.put_from_host(&part, EXACT, &[9; 100], at(3)) }.unwrap();
     queue.flush().unwrap();
-    // SAFETY: the buffers of these rows live until the end of the test.
-    unsafe { queue.zero_row(layout, at(0)) };
+    // SAFETY: the buffer has the part, and lives until the end of the test.
+    unsafe { queue.zero(&part, at(0)) };
     queue.synchronise().unwrap();
     let values: Vec<_> = buffers.iter().map(|buffer| host_bytes(&mut queue, buffer)[99]).collect();
     assert_eq!(values, [0, 2, 3, 9]);
@@ -123,11 +121,10 @@ fn phases_follow_one_another_and_share_one_table() {
 #[test]
 fn memory_that_is_kept_lives_until_the_moves_that_use_it_have_happened() {
     let mut queue = queue();
-    let layout = RowLayout { outer: 1, inner_bytes: 8 };
     let (from, to) = (device_bytes(&mut queue, &[5; 8]), device_bytes(&mut queue, &[0; 8]));
     queue.keep(from.memory().clone());
     // SAFETY: the queue keeps the source, and the target lives until the end of the test.
-    unsafe { queue.move_row(layout, RowIn::alone(from.address()), RowIn::alone(to.address()), Change::None) };
+    unsafe { queue.put(&Part::whole(8), EXACT, from.address(), to.address()) };
     let memory = Arc::downgrade(from.memory());
     drop(from);
     queue.flush().unwrap();
@@ -145,9 +142,10 @@ fn a_table_of_any_length_finds_room() {
     let (from, to) = (device_bytes(&mut queue, &floats(2 * rows)), device_bytes(&mut queue, &vec![0; 8 * rows]));
     for round in 0..5 {
         for index in 0..rows {
-            let at = |buffer: &DeviceBuffer, index| RowIn { address: buffer.address(), index, rows };
+            let row = |position| layout.row(RowAt { position, rows });
+            let (first, second) = (row((index + round) % rows), row(index));
             // SAFETY: the buffers of these rows live until the end of the test.
-            unsafe { queue.move_row(layout, at(&from, (index + round) % rows), at(&to, index), Change::None) };
+            unsafe { queue.transfer(&first, from.address(), &second, to.address()) };
         }
         queue.flush().unwrap();
     }
@@ -158,11 +156,10 @@ fn a_table_of_any_length_finds_room() {
 #[test]
 fn after_a_failure_nothing_is_executed_and_earlier_work_is_waited_for() {
     let mut queue = queue();
-    let layout = RowLayout { outer: 1, inner_bytes: 8 };
     let (before, after) = (device_bytes(&mut queue, &[1; 8]), device_bytes(&mut queue, &[1; 8]));
     let zero = |queue: &mut Queue, buffer: &DeviceBuffer| {
-        // SAFETY: the buffer of this row lives until the end of the test.
-        unsafe { queue.zero_row(layout, RowIn::alone(buffer.address())) };
+        // SAFETY: the buffer has these bytes, and lives until the end of the test.
+        unsafe { queue.zero(&Part::whole(8), buffer.address()) };
     };
     zero(&mut queue, &before);
     queue.flush().unwrap();
@@ -187,14 +184,14 @@ fn a_table_is_enqueued_in_parts_if_there_is_no_memory_for_all_of_it() {
     let (free, _) = device.driver.memory().unwrap();
     let full = device.allocate(free).unwrap();
     for index in 0..rows {
-        let at = |buffer: &DeviceBuffer| RowIn { address: buffer.address(), index, rows };
+        let row = layout.row(RowAt { position: index, rows });
         // SAFETY: the buffers of these rows live until the end of the test.
-        unsafe { queue.move_row(layout, at(&from), at(&to), Change::None) };
+        unsafe { queue.transfer(&row, from.address(), &row, to.address()) };
     }
     let row = vec![1; FIRST_ARENA];
-    let large = RowLayout { outer: 1, inner_bytes: row.len() };
+    let large = Part::whole(row.len());
     // SAFETY: the queue refuses the move, so it is never executed.
-    let refused = unsafe { queue.upload_row(large, &row, RowIn::alone(to.address()), Change::None) };
+    let refused = unsafe { queue.put_from_host(&large, EXACT, &row, to.address()) };
     assert!(matches!(refused, Err(DeviceError::OutOfMemory { device: 7, .. })));
     queue.synchronise().unwrap();
     drop(full);
