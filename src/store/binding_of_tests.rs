@@ -8,7 +8,7 @@ use rows::tensor::{DataType, RowLayout};
 
 use super::*;
 use crate::binding::{
-    BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
+    BoundInput, BoundOutput, BoundState, Initial, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
 };
 
 fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, storage: StorageType) -> BoundState {
