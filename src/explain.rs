@@ -8,7 +8,7 @@ use rows::tensor::StorageType;
 
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
-use crate::config::{Config, FirstRequest, PairsFrom};
+use crate::config::{Config, FirstRequest, PairsFrom, StatePair};
 use crate::session::{BatchScale, Signature, TensorInfo};
 
 /// The two tables as text.
@@ -142,9 +142,8 @@ impl Explained<'_> {
 
     fn why(&self, state: &BoundState) -> String {
         let (input, output) = (&self.binding.inputs[state.input], &self.binding.outputs[state.output]);
-        let is_declared =
-            |of: &&crate::config::DeclaredState| of.pair.input == input.name && of.pair.output == output.name;
-        if self.config.states.declared.iter().any(|of| is_declared(&of)) {
+        let pair = StatePair { input: input.name.clone(), output: output.name.clone() };
+        if self.config.states.declaration(&pair).is_some() {
             return "'sequence_batching.state'".to_owned();
         }
         let why = match self.origins.pairs {

@@ -1,12 +1,14 @@
 //! What the tensors of a model are for.
 
 use std::ffi::CString;
+use std::fmt;
 use std::num::NonZeroUsize;
 
-use rows::tensor::{DataType, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
+use rows::strings::Strings;
+use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
 
-use super::{Generated, Initial, InitialContent, Trim};
 use crate::config::FirstRequest;
+use crate::session::TensorInfo;
 
 /// An input of the model.
 #[derive(Clone, Debug)]
@@ -22,6 +24,19 @@ pub struct BoundInput {
 }
 
 impl BoundInput {
+    /// An input with the model's name, type and dims.
+    pub(super) fn new(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> Self {
+        let TensorInfo { name, data_type, dims, .. } = info.clone();
+        Self { name, data_type, dims, batch_axis, source }
+    }
+
+    /// An input with one element a row, even where the model leaves other dims than the batch open.
+    pub(super) fn of_elements(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> Self {
+        let dim = |(axis, &dim)| if Some(axis) == batch_axis { dim } else { 1 };
+        let dims = info.dims.iter().enumerate().map(dim).collect();
+        Self { dims, ..Self::new(info, batch_axis, source) }
+    }
+
     /// Whether shorter rows of a run are filled up to the longest (`padded_inputs`).
     pub const fn is_padded(&self) -> bool {
         matches!(&self.source, Source::Request(request) if request.is_padded)
@@ -34,15 +49,112 @@ pub enum Source {
     Request(RequestInput),
     /// The length of each row of this input.
     Lengths {
-        /// Index in [`Binding::inputs`](super::Binding::inputs).
+        /// Index in [`Binding::inputs`](super::model::Binding::inputs).
         of: usize,
     },
-    /// The state of this number in [`Binding::states`](super::Binding::states).
+    /// The state of this number in [`Binding::states`](super::model::Binding::states).
     State(usize),
     Control(BoundControl),
     Generated(Generated),
     /// These bytes; those of one row, if there is a batch axis.
     Constant(Vec<u8>),
+}
+
+/// An input whose values follow from the sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    pub value: GeneratedValue,
+    /// Each number is multiplied with this, and `addend` is added.
+    pub factor: i64,
+    pub addend: i64,
+    /// The axis of the input along which a row has several values; `None` if all its elements have one value.
+    pub axis: Option<usize>,
+    /// 1 in the type of the input, for masks.
+    pub one: Vec<u8>,
+    /// The entry of the configuration.
+    pub written: String,
+}
+
+/// What a generated input holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeneratedValue {
+    /// What this counter of [`Binding::counters`](super::model::Binding::counters) has before the request.
+    Count { counter: usize },
+    /// A value for each element of an input, from what its counter has before the request.
+    Positions { counter: usize, of: InputAxis },
+    /// The length of a growing state before the run.
+    Length(GrowingAxis),
+    /// 1 for each element of a growing state, then 1 for each new element.
+    Mask { state: GrowingAxis, new: NewLength },
+    /// As many ones as this counter has before the request, with the factor and the addend, at the end of `length`
+    /// elements, and 0 in front of them.
+    Last { counter: usize, length: usize },
+}
+
+/// How many elements a run adds to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewLength {
+    Fixed(usize),
+    /// One for each element of an input.
+    Of(InputAxis),
+}
+
+/// What is counted for each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Inferences.
+    Steps,
+    /// Elements of an input.
+    Elements(InputAxis),
+}
+
+/// An axis of an input that requests carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputAxis {
+    /// Index in [`Binding::inputs`](super::model::Binding::inputs).
+    pub input: usize,
+    /// The axis, in the model.
+    pub axis: usize,
+}
+
+/// The axis along which a state grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrowingAxis {
+    /// Number in [`Binding::states`](super::model::Binding::states).
+    pub state: usize,
+    /// Its number among the states beside the slot.
+    pub beside: usize,
+    pub axis: usize,
+}
+
+impl Generated {
+    /// The indices of the inputs have changed.
+    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
+        match &mut self.value {
+            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { new: NewLength::Of(of), .. } => {
+                of.move_input(moved)
+            }
+            GeneratedValue::Count { .. }
+            | GeneratedValue::Length(_)
+            | GeneratedValue::Mask { new: NewLength::Fixed(_), .. }
+            | GeneratedValue::Last { .. } => {}
+        }
+    }
+}
+
+impl Counter {
+    /// The indices of the inputs have changed.
+    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
+        if let Self::Elements(of) = self {
+            of.move_input(moved);
+        }
+    }
+}
+
+impl InputAxis {
+    fn move_input(&mut self, moved: &[usize]) {
+        self.input = moved[self.input];
+    }
 }
 
 /// How requests carry an input.
@@ -120,7 +232,7 @@ pub struct BoundContext {
     /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
     /// is there.
     pub bytes: usize,
-    /// Its number in the slot ([`Binding::slot`](super::Binding::slot)).
+    /// Its number in the slot ([`Binding::slot`](super::model::Binding::slot)).
     pub slot_entry: usize,
 }
 
@@ -239,12 +351,54 @@ pub struct BoundOutput {
     pub is_only_kept: bool,
 }
 
+/// The part of an output that belongs to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trim {
+    /// The axis, in the model.
+    pub axis: usize,
+    pub by: TrimBy,
+}
+
+/// How much of an output belongs to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrimBy {
+    /// As much as the row has of this input in [`Binding::inputs`](super::model::Binding::inputs).
+    Input(usize),
+    /// As much as this output in [`Binding::outputs`](super::model::Binding::outputs) says.
+    Output(usize),
+}
+
+/// The index of an output, which is fetched from now on.
+pub(super) fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
+    if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
+        return index;
+    }
+    outputs.push(BoundOutput {
+        name: info.name.clone(),
+        data_type: info.data_type,
+        batch_axis: None,
+        form: ShapeForm::Plain,
+        dims: None,
+        is_response: false,
+        empty_dims: Vec::new(),
+        trim: None,
+        c_name: c_name(&info.name),
+        is_only_kept: false,
+    });
+    outputs.len() - 1
+}
+
+/// A tensor's name for Triton. No name has a NUL; one that had would become empty.
+pub(super) fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
+}
+
 /// A state: which input and output of the binding are its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundState {
-    /// Index in [`Binding::inputs`](super::Binding::inputs).
+    /// Index in [`Binding::inputs`](super::model::Binding::inputs).
     pub input: usize,
-    /// Index in [`Binding::outputs`](super::Binding::outputs).
+    /// Index in [`Binding::outputs`](super::model::Binding::outputs).
     pub output: usize,
     pub data_type: DataType,
     /// Which dimension is the number of rows.
@@ -257,6 +411,35 @@ pub struct BoundState {
     pub padded_axis: Option<usize>,
     /// Its value when a sequence starts.
     pub initial: Initial,
+}
+
+/// A state's initial value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Initial {
+    /// The dimensions of a row. None is open.
+    pub dims: Vec<i64>,
+    pub content: InitialContent,
+}
+
+/// The elements of an initial value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialContent {
+    /// Zeros or empty strings.
+    Zeros,
+    Bytes(Vec<u8>),
+    Strings(Strings),
+    /// What the model for initial states gives, which runs for each START.
+    Model,
+}
+
+impl fmt::Display for Initial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.content {
+            InitialContent::Zeros => write!(f, "zeros {}", Dims(&self.dims)),
+            InitialContent::Bytes(_) | InitialContent::Strings(_) => write!(f, "given values, {}", Dims(&self.dims)),
+            InitialContent::Model => write!(f, "from the initial_state_model"),
+        }
+    }
 }
 
 /// Where a sequence keeps a state.

@@ -2,28 +2,11 @@
 
 use rows::tensor::{DataType, Dims, WindowLayout};
 
+use super::bound::BoundContext;
 use super::error::BindingError;
-use super::shapes::{INPUT, is_batch, match_dims};
-use super::{Binding, BoundContext, BoundInput, describe};
+use super::shapes::{INPUT, describe, is_batch, match_dims};
 use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};
 use crate::session::TensorInfo;
-
-impl Binding {
-    /// What a snapshot calls a context of an input: its entry of `input_context`, with the axis.
-    pub fn context_name(&self, input: usize, of: BoundContext) -> String {
-        let input = self.inputs[input].name.clone();
-        Context { input, length: of.length, new: None, axis: Some(of.axis), first: of.first }.to_string()
-    }
-
-    /// The dims of what one row of an input leaves as its context.
-    pub fn context_dims(&self, input: usize, of: BoundContext) -> Vec<i64> {
-        let BoundInput { dims, batch_axis, .. } = &self.inputs[input];
-        let mut dims = dims.clone();
-        batch_axis.iter().for_each(|&axis| dims[axis] = 1);
-        dims[of.axis] = of.length as i64;
-        dims
-    }
-}
 
 /// An entry of `input_context` whose axis is found.
 pub(super) struct WrittenContext<'a> {

@@ -1,12 +1,15 @@
 //! States, initial values, contexts, rows of different lengths, and inputs without a batch, against hand-written cases.
 
+use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};
 
+use super::bound::Trim;
 use super::tests::{
     S_IN, S_OUT, Spec, X, Y, assert_refused, bind, input, model, output, signature, with, with_parameters,
 };
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, InitialSources};
+use crate::session::Signature;
 
 /// The plain configuration with its state in `sequence_batching.state`.
 fn declared(dims: &[i64], initial: Value) -> Value {

@@ -1,11 +1,13 @@
-//! Collects what feeds each input of the model.
+//! Collects what feeds each input of the model, and binds those that no request carries: controls, constants, lengths.
 
-use rows::tensor::Dims;
+use rows::tensor::{DataType, Dims, element_count};
 
-use super::fixed::{constant_input, control_input};
-use super::ragged::lengths_input;
-use super::{BindingError, BoundInput, BoundState, Counter, RequestInput, Source};
-use crate::config::Config;
+use super::bound::{BoundControl, BoundInput, BoundState, Counter, Flag, RequestInput, Source};
+use super::elements::element_bytes;
+use super::error::BindingError;
+use super::requests::lengths_input;
+use super::shapes::{batch_of_elements, check_type, find};
+use crate::config::{Config, Control, ControlKind, FalseTrue};
 use crate::session::{Signature, TensorInfo};
 
 /// The model's inputs, required ones first and then those with a default, and what feeds each so far.
@@ -120,21 +122,6 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
     Ok(())
 }
 
-/// A tensor of the model, with its index.
-pub(super) fn find<'a>(
-    infos: impl IntoIterator<Item = &'a TensorInfo> + Clone,
-    name: &str,
-    named_by: &'static str,
-    side: &'static str,
-) -> Result<(usize, &'a TensorInfo), BindingError> {
-    infos.clone().into_iter().enumerate().find(|(_, info)| info.name == name).ok_or_else(|| BindingError::Missing {
-        named_by,
-        name: name.to_owned(),
-        side,
-        has: infos.into_iter().map(|info| info.name.clone()).collect(),
-    })
-}
-
 fn unfed(info: &TensorInfo) -> BindingError {
     BindingError::Unfed { name: info.name.clone(), data_type: info.data_type, dims: Dims(&info.dims).to_string() }
 }
@@ -149,5 +136,68 @@ impl Source {
             Self::Constant(_) => "'constant_inputs'",
             Self::Generated(_) => "'generated_inputs'",
         }
+    }
+}
+
+fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput, BindingError> {
+    let what = format!("control_input '{}'", control.name);
+    let flag = |flag: Flag, values: FalseTrue| {
+        let element = |value: f64| {
+            let name = control.name.clone();
+            flag_element(info.data_type, value).map_err(|why| BindingError::Control { name, why })
+        };
+        let (no, yes) = (element(values.no)?, element(values.yes)?);
+        if no == yes || values.no == values.yes {
+            let (name, model) = (control.name.clone(), info.data_type);
+            return Err(BindingError::EqualControls { name, no: values.no, yes: values.yes, model });
+        }
+        Ok(BoundControl::Flag { flag, no, yes })
+    };
+    let source = match control.kind {
+        ControlKind::Start(values) => flag(Flag::Start, values)?,
+        ControlKind::End(values) => flag(Flag::End, values)?,
+        ControlKind::Ready(values) => flag(Flag::Ready, values)?,
+        ControlKind::CorrelationId(data_type) => {
+            check_type(what.clone(), data_type, info.data_type)?;
+            BoundControl::CorrelationId(data_type)
+        }
+    };
+    let batch_axis = batch_of_elements(config, info).ok_or_else(|| BindingError::Dims {
+        what,
+        configured: "[1]".to_owned(),
+        model: Dims(&info.dims).to_string(),
+        rule: "a control has one element a row: [batch] or [batch, 1]".to_owned(),
+    })?;
+    Ok(BoundInput::of_elements(info, batch_axis, Source::Control(source)))
+}
+
+fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Result<BoundInput, BindingError> {
+    let error = |why: String| BindingError::Constant { name: info.name.clone(), value: values.join(", "), why };
+    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
+    let batch_axis = match open.as_slice() {
+        [] => None,
+        &[axis] if config.is_batched() => Some(axis),
+        _ => return Err(error(format!("the model's dims {} are open", Dims(&info.dims)))),
+    };
+    let mut row = info.dims.clone();
+    if let Some(axis) = batch_axis {
+        row[axis] = 1;
+    }
+    let wanted = element_count(&row).unwrap_or(usize::MAX);
+    if values.len() != wanted {
+        return Err(error(format!("the model wants {wanted} elements, {}", Dims(&info.dims))));
+    }
+    let mut bytes = Vec::new();
+    for value in values {
+        bytes.extend(element_bytes(info.data_type, value).map_err(error)?);
+    }
+    Ok(BoundInput::new(info, batch_axis, Source::Constant(bytes)))
+}
+
+/// A flag's value as an element of the type that the model takes, or why the type does not have that value.
+fn flag_element(data_type: DataType, value: f64) -> Result<Vec<u8>, String> {
+    match data_type {
+        DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
+        _ => element_bytes(data_type, &value.to_string()),
     }
 }

@@ -4,98 +4,16 @@
 use rows::tensor::DataType;
 use stateful_convert::is_batch_name;
 
+use super::bound::{
+    BoundInput, BoundState, Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength, RequestInput,
+    Source, StatePlace,
+};
+use super::elements::element_bytes;
 use super::error::BindingError;
 use super::feeds::Feeds;
-use super::fixed::element_bytes;
-use super::shapes::{bound, is_batch};
-use super::{Binding, BoundInput, BoundState, RequestInput, Source, StatePlace, describe};
+use super::shapes::{describe, is_batch};
 use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 use crate::session::TensorInfo;
-
-/// An input whose values follow from the sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Generated {
-    pub value: GeneratedValue,
-    /// Each number is multiplied with this, and `addend` is added.
-    pub factor: i64,
-    pub addend: i64,
-    /// The axis of the input along which a row has several values; `None` if all its elements have one value.
-    pub axis: Option<usize>,
-    /// 1 in the type of the input, for masks.
-    pub one: Vec<u8>,
-    /// The entry of the configuration.
-    pub written: String,
-}
-
-/// What a generated input holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GeneratedValue {
-    /// What this counter of [`Binding::counters`] has before the request.
-    Count { counter: usize },
-    /// A value for each element of an input, from what its counter has before the request.
-    Positions { counter: usize, of: InputAxis },
-    /// The length of a growing state before the run.
-    Length(GrowingAxis),
-    /// 1 for each element of a growing state, then 1 for each new element.
-    Mask { state: GrowingAxis, new: NewLength },
-    /// As many ones as this counter has before the request, with the factor and the addend, at the end of `length`
-    /// elements, and 0 in front of them.
-    Last { counter: usize, length: usize },
-}
-
-/// How many elements a run adds to a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewLength {
-    Fixed(usize),
-    /// One for each element of an input.
-    Of(InputAxis),
-}
-
-/// What is counted for each sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counter {
-    /// Inferences.
-    Steps,
-    /// Elements of an input.
-    Elements(InputAxis),
-}
-
-/// An axis of an input that requests carry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InputAxis {
-    /// Index in [`Binding::inputs`].
-    pub input: usize,
-    /// The axis, in the model.
-    pub axis: usize,
-}
-
-/// The axis along which a state grows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GrowingAxis {
-    /// Number in [`Binding::states`].
-    pub state: usize,
-    /// Its number among the states beside the slot.
-    pub beside: usize,
-    pub axis: usize,
-}
-
-impl Binding {
-    /// The generated inputs.
-    pub fn generated(&self) -> impl Iterator<Item = (&BoundInput, &Generated)> + Clone {
-        self.inputs.iter().filter_map(|input| match &input.source {
-            Source::Generated(generated) => Some((input, generated)),
-            _ => None,
-        })
-    }
-
-    /// A counter as snapshots call it.
-    pub fn counter_name(&self, counter: Counter) -> String {
-        match counter {
-            Counter::Steps => "steps".to_owned(),
-            Counter::Elements(of) => format!("elements({}@{})", self.inputs[of.input].name, of.axis),
-        }
-    }
-}
 
 /// Feeds the generated inputs. Returns what has to be counted for them.
 pub(super) fn feed_generated(
@@ -170,8 +88,11 @@ impl Binder<'_> {
         }
         let GeneratedInput { factor, addend, written, .. } = self.generated.clone();
         let one = element_bytes(self.info.data_type, "1").map_err(|why| self.error(why))?;
-        let mut input =
-            bound(self.info, batch_axis, Source::Generated(Generated { value, factor, addend, axis, one, written }));
+        let mut input = BoundInput::new(
+            self.info,
+            batch_axis,
+            Source::Generated(Generated { value, factor, addend, axis, one, written }),
+        );
         for (at, dim) in input.dims.iter_mut().enumerate() {
             if *dim < 0 && Some(at) != batch_axis && Some(at) != axis {
                 *dim = 1;
@@ -372,34 +293,4 @@ fn numbered(counters: &mut Vec<Counter>, counter: Counter) -> usize {
         counters.push(counter);
         counters.len() - 1
     })
-}
-
-impl Generated {
-    /// The indices of the inputs have changed.
-    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
-        match &mut self.value {
-            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { new: NewLength::Of(of), .. } => {
-                of.move_input(moved)
-            }
-            GeneratedValue::Count { .. }
-            | GeneratedValue::Length(_)
-            | GeneratedValue::Mask { new: NewLength::Fixed(_), .. }
-            | GeneratedValue::Last { .. } => {}
-        }
-    }
-}
-
-impl Counter {
-    /// The indices of the inputs have changed.
-    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
-        if let Self::Elements(of) = self {
-            of.move_input(moved);
-        }
-    }
-}
-
-impl InputAxis {
-    fn move_input(&mut self, moved: &[usize]) {
-        self.input = moved[self.input];
-    }
 }

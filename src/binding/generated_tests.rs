@@ -1,9 +1,12 @@
 //! Generated inputs, against hand-written cases.
 
+use rows::tensor::DataType;
 use serde_json::Value;
 
+use super::bound::GeneratedValue;
 use super::tests::{Spec, assert_refused, bind, input, with};
 use super::*;
+use crate::session::{Signature, TensorInfo};
 
 const KEYS: &[(&str, DataType, &[&str])] = &[
     ("ids", DataType::Int64, &["batch", "n"]),

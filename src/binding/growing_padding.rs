@@ -2,8 +2,9 @@
 
 use rows::tensor::{PaddingSide, element_count};
 
+use super::bound::{BoundInput, BoundState, Generated, GeneratedValue, GrowingAxis, NewLength, Source, StatePlace};
 use super::error::BindingError;
-use super::{BoundInput, BoundState, Generated, GeneratedValue, GrowingAxis, NewLength, Source, StatePlace, describe};
+use super::shapes::describe;
 use crate::config::{Config, GROWING_PADDING};
 use crate::session::Signature;
 

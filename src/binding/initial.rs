@@ -1,34 +1,17 @@
-//! What a state is when its sequence starts.
+//! What a state is when its sequence starts: a value that is given, or what a second ONNX model computes for each START.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use rows::strings::{self, Strings};
 use rows::tensor::{DataType, Dims, element_count};
 
+use super::bound::{BoundState, Initial, InitialContent, RequestInput, Source};
+use super::elements::{element_bytes, read_npz};
 use super::error::BindingError;
-use super::fixed::element_bytes;
-use super::{all_agree, npz};
+use super::model::{Binding, input_spec};
+use super::shapes::{agree, all_agree, check_type, describe};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
-
-/// A state's initial value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Initial {
-    /// The dimensions of a row. None is open.
-    pub dims: Vec<i64>,
-    pub content: InitialContent,
-}
-
-/// The elements of an initial value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InitialContent {
-    /// Zeros or empty strings.
-    Zeros,
-    Bytes(Vec<u8>),
-    Strings(Strings),
-    /// What the model for initial states gives, which runs for each START.
-    Model,
-}
+use crate::session::{OutputSpec, Signature, StepSpec, TensorInfo};
 
 impl Initial {
     /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For
@@ -41,28 +24,29 @@ impl Initial {
         config: &Config,
         sources: &InitialSources,
     ) -> Result<Self, BindingError> {
+        // The model fixes the size of the other states.
+        let limit = if dims.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
         let file = |file: &str| sources.files.get(file).map(Vec::as_slice).unwrap_or_default();
         if let Some(declaration) = declared
             && let Some(initial) = &declaration.initial
         {
             let row = dims;
             let dims = declared_dims(row, &initial.dims);
+            let source = Value { name, from: "its initial_state".to_owned(), data_type };
             if !all_agree(row, &dims) {
                 let why = format!("its dims {} are not those of one sequence, {}", Dims(&initial.dims), Dims(row));
-                return Err(BindingError::Initial { name: name.to_owned(), from: "its initial_state".to_owned(), why });
+                return Err(source.error(why));
             }
             let bytes = element_count(&dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(4)));
-            let limit = if row.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
             if bytes.is_none_or(|bytes| bytes > limit) {
-                let why = format!(
+                return Err(source.error(format!(
                     "with dims {} it is larger than a state may be (max_state_bytes_per_sequence, {})",
                     Dims(&initial.dims),
                     config.states.limits.per_sequence
-                );
-                return Err(BindingError::Initial { name: name.to_owned(), from: "its initial_state".to_owned(), why });
+                )));
             }
             let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
-            let source = Value { name, from: format!("file '{name_of_file}'"), data_type };
+            let source = Value { from: format!("file '{name_of_file}'"), ..source };
             return source.read_bytes(&dims, file(name_of_file));
         }
         match config.states.initial.iter().find(|(of, _)| of == name) {
@@ -72,7 +56,6 @@ impl Initial {
             Some((_, InitialValue::Array { file: from, name: array })) => {
                 let of = array.as_ref().map_or(String::new(), |array| format!(", array '{array}'"));
                 let source = Value { name, from: format!("file '{from}'{of}"), data_type };
-                let limit = if dims.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
                 source.read_array(dims, file(from), array.as_deref(), limit)
             }
             Some((_, InitialValue::Metadata { keys, then_zeros })) => {
@@ -169,7 +152,7 @@ impl Value<'_> {
             }
             Err(format!("its shape {} is not that of one sequence, {}", Dims(shape), Dims(dims)))
         };
-        let content = npz::read(bytes, array, self.name, self.data_type, fits, limit);
+        let content = read_npz(bytes, array, self.name, self.data_type, fits, limit);
         content.map(|(dims, content)| Initial { dims, content }).map_err(|why| self.error(why))
     }
 
@@ -274,12 +257,113 @@ fn has_gap(text: &str) -> bool {
     })
 }
 
-impl fmt::Display for Initial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.content {
-            InitialContent::Zeros => write!(f, "zeros {}", Dims(&self.dims)),
-            InitialContent::Bytes(_) | InitialContent::Strings(_) => write!(f, "given values, {}", Dims(&self.dims)),
-            InitialContent::Model => write!(f, "from the initial_state_model"),
+/// How the model for initial states fits the binding. It runs for one row at a time.
+#[derive(Clone, Debug)]
+pub struct InitialModel {
+    pub inputs: Vec<InitialInput>,
+    pub outputs: Vec<InitialOutput>,
+    /// What a step of it feeds and fetches.
+    pub step: StepSpec,
+}
+
+/// An input of the model for initial states.
+#[derive(Clone, Debug)]
+pub struct InitialInput {
+    /// The input of requests that it takes: its index in the binding.
+    pub input: usize,
+    pub request: RequestInput,
+}
+
+/// An output of the model for initial states.
+#[derive(Clone, Copy, Debug)]
+pub struct InitialOutput {
+    /// Number of the state.
+    pub state: usize,
+    /// Whether it has the state's batch axis.
+    pub has_batch: bool,
+}
+
+impl InitialModel {
+    /// Finds the input of requests for each input, and the state for each output.
+    pub fn new(binding: &Binding, signature: &Signature) -> Result<Self, BindingError> {
+        let inputs = signature.inputs.iter().map(|info| bind_input(binding, info)).collect::<Result<Vec<_>, _>>()?;
+        let outputs = signature.outputs.iter().map(|info| bind_output(binding, info)).collect::<Result<Vec<_>, _>>()?;
+        let input_specs = inputs.iter().map(|bound| input_spec(&binding.inputs[bound.input]));
+        let output_specs = signature.outputs.iter().map(|info| OutputSpec {
+            name: info.name.clone(),
+            data_type: info.data_type,
+            batch_axis: None,
+            dims: None,
+            is_read: true,
+            stays: false,
+        });
+        let step = StepSpec {
+            inputs: input_specs.collect(),
+            outputs: output_specs.collect(),
+            most_rows: 1,
+            graph_rows: Vec::new(),
+        };
+        Ok(Self { inputs, outputs, step })
+    }
+}
+
+fn model_error(info: &TensorInfo, why: String) -> BindingError {
+    BindingError::InitialModel { name: info.name.clone(), why }
+}
+
+fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, BindingError> {
+    let found = binding.inputs.iter().enumerate().find(|(_, input)| input.name == info.name);
+    let Some((index, input, request)) = found.and_then(|(index, input)| match &input.source {
+        Source::Request(request) if !request.optional => Some((index, input, request.clone())),
+        _ => None,
+    }) else {
+        let names: Vec<_> = binding.request_inputs().map(|(input, _)| input.name.as_str()).collect();
+        return Err(model_error(
+            info,
+            format!("is no input that each request carries (those are {})", names.join(", ")),
+        ));
+    };
+    check_type(format!("the initial_state_model's '{}'", info.name), info.data_type, input.data_type)?;
+    let is_context = |axis: usize| request.context.is_some_and(|context| context.axis == axis);
+    let fits = |(axis, (&theirs, &ours)): (usize, (&i64, &i64))| match input.batch_axis {
+        Some(batch) if batch == axis => theirs < 0 || theirs == 1,
+        _ => is_context(axis) || agree(theirs, ours),
+    };
+    if info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
+        return Ok(InitialInput { input: index, request });
+    }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
+    Err(model_error(info, format!("is {theirs}, but requests carry {ours}, one row of it")))
+}
+
+fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, BindingError> {
+    let is_state = |&number: &usize| binding.inputs[binding.states[number].input].name == info.name;
+    let Some(number) = (0..binding.states.len()).find(is_state) else {
+        let name = |state: &BoundState| binding.inputs[state.input].name.clone();
+        let names: Vec<_> = binding.states.iter().map(name).collect();
+        return Err(model_error(info, format!("is no state's input (those are {})", names.join(", "))));
+    };
+    let state = &binding.states[number];
+    check_type(format!("the initial_state_model's '{}'", info.name), info.data_type, state.data_type)?;
+    let mut without_batch = state.dims.clone();
+    if let Some(axis) = state.batch_axis {
+        without_batch.remove(axis);
+    }
+    // A tensor whose rank the model leaves open is checked when the model has run.
+    let has_batch = all_agree(&state.dims, &info.dims)
+        || info.dims.is_empty() && !state.dims.is_empty() && !without_batch.is_empty();
+    if has_batch || all_agree(&without_batch, &info.dims) {
+        return Ok(InitialOutput { state: number, has_batch });
+    }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(state.data_type, &state.dims));
+    Err(model_error(info, format!("is {theirs}, but a row of that state is {ours}")))
+}
+
+impl Binding {
+    /// Makes the model for initial states give the initial value of its states at each START.
+    pub fn set_initial_from_model(&mut self, model: &InitialModel) {
+        for output in &model.outputs {
+            self.states[output.state].initial.content = InitialContent::Model;
         }
     }
 }

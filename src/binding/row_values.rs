@@ -2,7 +2,8 @@
 
 use rows::tensor::{DataType, Gap};
 
-use super::{Binding, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength};
+use super::bound::{Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength};
+use super::model::Binding;
 
 /// What a row has in a generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,10 @@
-//! Inputs of requests and outputs of responses: whether their configured dims fit the model's, and their batch axis.
+//! Whether names, types and dims that are configured fit the model's, and which dimension then is the batch.
 
 use rows::tensor::{DataType, Dims};
 use stateful_convert::is_batch_name;
 
-use super::context::WrittenContext;
+use super::bound::ShapeForm;
 use super::error::BindingError;
-use super::ragged::ragged_axis;
-use super::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, all_agree, batches, check_type};
 use crate::config::{Config, TensorConfig};
 use crate::session::TensorInfo;
 
@@ -92,109 +90,6 @@ pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
     }
 }
 
-/// Binds an input of requests; `has_default` says that the model has a value for it.
-pub(super) fn request_input(
-    config: &Config,
-    tensor: &TensorConfig,
-    info: &TensorInfo,
-    has_default: bool,
-    batch_symbol: Option<&str>,
-) -> Result<BoundInput, BindingError> {
-    check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
-    let is_held = config.held_inputs.contains(&tensor.name);
-    if tensor.optional && !has_default && !is_held && config.state_api.is_none() {
-        return Err(BindingError::Optional { name: tensor.name.clone() });
-    }
-    let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
-    if context.is_some() && is_held {
-        return Err(BindingError::Parameter {
-            parameter: "held_inputs",
-            value: tensor.name.clone(),
-            why: "the input has an input_context, which would put the end of the kept elements in front of the same \
-                  elements: take the input out of one of the two parameters"
-                .to_owned(),
-        });
-    }
-    // The model's dims without the context, as clients send them.
-    let mut dims = info.dims.clone();
-    if let Some(context) = &context {
-        context.take_off(&mut dims);
-    }
-    let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, batch_symbol)?;
-    if context.is_some() && form == ShapeForm::Unbatched && config.max_batch_size > 1 {
-        return Err(BindingError::Parameter {
-            parameter: "input_context",
-            value: tensor.name.clone(),
-            why: "the input has no batch dimension, so sequences that share a batch cannot each have a context: set \
-                  max_batch_size to 1"
-                .to_owned(),
-        });
-    }
-    // Triton checks requests against a dimension that only the configuration fixes.
-    let behind = dims.len().saturating_sub(tensor.dims.len());
-    for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {
-        if *dim < 0 {
-            *dim = configured;
-        }
-    }
-    let padded = config.ragged.inputs.iter().find(|padded| padded.input == tensor.name);
-    let ragged_axis = padded.map(|padded| ragged_axis(padded, &dims, batch_axis)).transpose()?;
-    if let Some(context) = &context {
-        context.check_padding(ragged_axis)?;
-        context.put_back(&mut dims);
-    }
-    let context = context.map(|context| context.bind(tensor, &dims, batch_axis)).transpose()?;
-    // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
-    let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
-    let request =
-        RequestInput { position: 0, form, optional, is_held, context, ragged_axis, is_padded, steps_multiple: None };
-    let (name, data_type) = (info.name.clone(), info.data_type);
-    Ok(BoundInput { name, data_type, dims, batch_axis, source: Source::Request(request) })
-}
-
-pub(super) fn bound(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> BoundInput {
-    BoundInput { name: info.name.clone(), data_type: info.data_type, dims: info.dims.clone(), batch_axis, source }
-}
-
-/// Binds an output of responses; `has_no_batch` says that all rows of a run have the same value of it, or a run has one
-/// row.
-pub(super) fn response_output(
-    config: &Config,
-    tensor: &TensorConfig,
-    info: &TensorInfo,
-    batch_symbol: Option<&str>,
-    has_no_batch: bool,
-) -> Result<BoundOutput, BindingError> {
-    check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
-    // A model may say nothing at all about an output's shape, not even its rank.
-    let (batch_axis, form) = if has_no_batch && config.is_batched() && all_agree(&tensor.dims, &info.dims) {
-        (None, ShapeForm::Unbatched)
-    } else if info.dims.is_empty() && config.is_batched() {
-        (Some(0), ShapeForm::Plain)
-    } else {
-        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?
-    };
-    let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
-    // ONNX Runtime allocates strings itself.
-    let dims = known.filter(|_| info.data_type != DataType::Bytes);
-    let mut empty_dims = empty_dims(&info.dims, batch_axis);
-    if form == ShapeForm::Unbatched && config.is_batched() {
-        empty_dims = [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect();
-    }
-    Ok(BoundOutput {
-        name: info.name.clone(),
-        data_type: info.data_type,
-        batch_axis,
-        form,
-        dims,
-        is_response: true,
-        empty_dims,
-        trim: None,
-        c_name: super::c_name(&info.name),
-        is_only_kept: false,
-    })
-}
-
 /// The shape of an output without elements.
 pub(super) fn empty_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
     let is_batch = |axis: usize| Some(axis) == batch_axis;
@@ -209,8 +104,48 @@ pub(super) fn empty_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
     dims
 }
 
-/// The dims, if all but the batch axis are known.
-fn known_dims(dims: &[i64], batch_axis: Option<usize>) -> Option<Vec<i64>> {
-    let known = dims.iter().enumerate().all(|(axis, &dim)| dim >= 0 || Some(axis) == batch_axis);
-    known.then(|| dims.to_vec())
+/// A tensor of the model, with its index.
+pub(super) fn find<'a>(
+    infos: impl IntoIterator<Item = &'a TensorInfo> + Clone,
+    name: &str,
+    named_by: &'static str,
+    side: &'static str,
+) -> Result<(usize, &'a TensorInfo), BindingError> {
+    infos.clone().into_iter().enumerate().find(|(_, info)| info.name == name).ok_or_else(|| BindingError::Missing {
+        named_by,
+        name: name.to_owned(),
+        side,
+        has: infos.into_iter().map(|info| info.name.clone()).collect(),
+    })
+}
+
+pub(super) fn describe(data_type: DataType, dims: &[i64]) -> String {
+    format!("{data_type} {}", Dims(dims))
+}
+
+pub(super) fn check_type(what: String, configured: DataType, model: DataType) -> Result<(), BindingError> {
+    if configured == model { Ok(()) } else { Err(BindingError::DataType { what, configured, model }) }
+}
+
+/// Whether two dimensions can be the same; an open one can be any.
+pub(super) const fn agree(a: i64, b: i64) -> bool {
+    a == b || a < 0 || b < 0
+}
+
+/// Whether a batch dimension of this length takes every batch that may come.
+pub(super) const fn batches(dim: i64, config: &Config) -> bool {
+    dim < 0 || (dim == 1 && config.max_batch_size == 1)
+}
+
+/// The batch axis of a tensor with one element a row: `[batch]` or `[batch, 1]`. `None` if the tensor has more, or if rows
+/// that share a run could not each have one.
+pub(super) fn batch_of_elements(config: &Config, info: &TensorInfo) -> Option<Option<usize>> {
+    let batch_axis = (config.is_batched() && !info.dims.is_empty()).then_some(0);
+    let one_element = info.dims.iter().enumerate().all(|(axis, &dim)| dim <= 1 || Some(axis) == batch_axis);
+    let has_room = batch_axis.map_or(config.max_batch_size <= 1, |axis| batches(info.dims[axis], config));
+    (one_element && has_room).then_some(batch_axis)
+}
+
+pub(super) fn all_agree(a: &[i64], b: &[i64]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
 }

@@ -4,8 +4,9 @@ use std::ffi::CString;
 
 use rows::tensor::{DataType, Dims};
 
+use super::bound::{BoundState, c_name};
 use super::error::BindingError;
-use super::{Binding, BoundState, c_name};
+use super::model::Binding;
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
 
 /// The tensors of the State API of a model.

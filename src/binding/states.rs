@@ -2,12 +2,10 @@
 
 use rows::tensor::{DataType, Dims, RowLayout, StorageType};
 
+use super::bound::{BoundInput, BoundOutput, BoundState, Initial, Source, StatePlace, fetched};
 use super::error::BindingError;
-use super::initial::Initial;
-use super::shapes::{bound, empty_dims, is_batch};
-use super::{
-    BoundInput, BoundOutput, BoundState, Feeds, Source, StatePlace, agree, all_agree, batches, check_type, describe,
-};
+use super::feeds::Feeds;
+use super::shapes::{all_agree, batches, check_type, describe, empty_dims, find, is_batch};
 use crate::config::{Config, DeclaredState, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::session::{Signature, TensorInfo};
 
@@ -71,7 +69,7 @@ impl StateBinder<'_> {
             Err(_) if declared.is_some() => return Ok(None),
             found => found?,
         };
-        let (_, output_info) = super::find(&self.signature.outputs, &pair.output, named_by, "output")?;
+        let (_, output_info) = find(&self.signature.outputs, &pair.output, named_by, "output")?;
         let ends = Ends { pair, input: info, output: output_info };
         let input = self.input(ends, declared, before.len())?;
         let mut dims = input.dims.clone();
@@ -103,7 +101,7 @@ impl StateBinder<'_> {
             Some(written) => written.batch_axis,
             None => self.batch_axis(ends.input, declared)?,
         };
-        let mut input = bound(ends.input, batch_axis, Source::State(number));
+        let mut input = BoundInput::new(ends.input, batch_axis, Source::State(number));
         if let Some(written) = written {
             narrow_to_written(&mut input, written, self.config)?;
         }
@@ -295,8 +293,8 @@ fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), Bindin
 fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
     // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
     // varies may be fixed at one end.
-    let (a, b) = (&input.dims, &ends.output.dims);
-    let dims_agree = b.is_empty() || (a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b)));
+    let next = &ends.output.dims;
+    let dims_agree = next.is_empty() || all_agree(&input.dims, next);
     if input.data_type == ends.output.data_type && dims_agree {
         return Ok(());
     }
@@ -323,7 +321,7 @@ fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
 
 /// The output of a state. It is fetched once, even if responses carry it, too.
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
-    let index = super::fetched(outputs, info);
+    let index = fetched(outputs, info);
     let output = &mut outputs[index];
     output.batch_axis = input.batch_axis;
     let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));

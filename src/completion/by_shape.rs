@@ -5,30 +5,9 @@
 
 use rows::tensor::Dims;
 
-use super::CompletionError;
-use super::pairing::{Taken, is_never_state, is_number, leaves_input};
-use super::unpaired::without;
+use super::names::{Taken, is_alike, is_never_state, is_number, leaves_input};
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
-
-/// The states that `state_pairs` `auto-by-shape` asks for: those that are found `by_name`, and the rest by shape.
-pub fn confirmed(
-    signature: &Signature,
-    by_name: Result<Vec<StatePair>, CompletionError>,
-    taken: Taken,
-) -> Result<Vec<StatePair>, CompletionError> {
-    let mut pairs = match by_name {
-        Err(CompletionError::NoPairs { .. }) => Vec::new(),
-        found => found?,
-    };
-    let rest = without(signature, &pairs);
-    pairs.extend(by_shape(&rest, taken).map_err(|why| CompletionError::Shapes { why })?);
-    if pairs.is_empty() {
-        return Err(CompletionError::no_pairs(signature, taken));
-    }
-    pairs.sort_by_key(|pair| signature.inputs.iter().position(|info| info.name == pair.input));
-    Ok(pairs)
-}
 
 /// Pairs each input with the output of the same type and dims. None if no two are alike; an error if more than one assignment
 /// fits, as it does if the data of requests is like a state.
@@ -69,10 +48,6 @@ pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, S
     }
     let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
     Err(format!("all inputs would be states ({}), and nothing would be left for requests", listed.join(", ")))
-}
-
-fn is_alike(a: &TensorInfo, b: &TensorInfo) -> bool {
-    a.data_type == b.data_type && a.dims == b.dims
 }
 
 fn alike<'a>(infos: &[&'a TensorInfo], to: &TensorInfo) -> Vec<&'a TensorInfo> {
@@ -149,17 +124,5 @@ mod tests {
         }
         let error = found(&[("a", &[1, 8])], &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
         assert!(error.contains("<<<a, c>>>") && error.contains("nothing would be left"), "{error}");
-    }
-
-    #[test]
-    fn pairs_that_names_tell_come_first() {
-        let model = signature(
-            &[("x", &[1, 4]), ("gist", &[1, 8]), ("memory", &[1, 8])],
-            &[("y", &[1, 4]), ("remembered", &[1, 8]), ("gist_new", &[1, 8])],
-        );
-        let gist = StatePair { input: "gist".to_owned(), output: "gist_new".to_owned() };
-        let pairs = confirmed(&model, Ok(vec![gist]), Taken::default()).unwrap();
-        let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
-        assert_eq!(listed, ["<<<gist, gist_new>>>", "<<<memory, remembered>>>"]);
     }
 }

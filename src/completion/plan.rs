@@ -1,8 +1,11 @@
 //! The states of a model and what its configuration lacks, found together.
 
-use super::fill::{self, Known};
-use super::pairing::Taken;
-use super::{Advice, CompletionError, by_shape, could_be_generated, doubts, state_pairs, unpaired};
+use super::batch::{Known, batch_warning};
+use super::error::{CompletionError, ends_of_layers};
+use super::known_models::Advice;
+use super::names::Taken;
+use super::pairing::{confirmed, state_pairs};
+use super::{could_be_generated, doubts, fill, unpaired};
 use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
@@ -92,7 +95,7 @@ impl Plan {
         warnings.extend(doubts::warnings(config, signature, &pairs));
         match recurrence {
             Some(of) if pairs.is_empty() && !of.ends.is_empty() => {
-                warnings.push(format!("no states are kept; {}", super::ends_of_layers(&of.ends)));
+                warnings.push(format!("no states are kept; {}", ends_of_layers(&of.ends)));
             }
             Some(Recurrence { node, .. }) if pairs.is_empty() => warnings.push(format!(
                 "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \
@@ -146,7 +149,7 @@ impl Plan {
             mixes_rows: self.batch_scale.is_some() || settings.rows_mix,
         };
         self.additions = fill::additions(config, signature, &known)?;
-        self.warnings.extend(fill::batch_warning(config, signature, &known, self.additions.max_batch_size));
+        self.warnings.extend(batch_warning(config, signature, &known, self.additions.max_batch_size));
         // An input that is listed is one that requests are to carry.
         if self.origins.inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);
@@ -194,7 +197,7 @@ fn found_pairs(
     let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
     let found = state_pairs(signature, &config.states.patterns, taken);
     if config.states.pairs == StatePairs::AutoByShape {
-        return by_shape::confirmed(signature, found, taken);
+        return confirmed(signature, found, taken);
     }
     let found = match found {
         // A conversion at load gives states to a model that has none.

@@ -6,9 +6,10 @@
 
 use rows::tensor::Dims;
 
-use super::pairing::{
-    OF_ONE_NAME, Taken, can_follow, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, strength,
+use super::names::{
+    OF_ONE_NAME, Taken, can_follow, is_alike, is_never_state, is_number, leaves_input, state_pairs_line, strength,
 };
+use super::pairing::{state_pairs, without};
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
 
@@ -67,11 +68,7 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
         let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
         let output = signature.outputs.iter().find(|info| info.name == pair.output)?;
         let is_weak = strength(&[], input, output) == Some(OF_ONE_NAME);
-        let fits = |info: &&TensorInfo| {
-            info.data_type == input.data_type
-                && info.dims == input.dims
-                && pairs.iter().all(|of| of.output != info.name)
-        };
+        let fits = |info: &&TensorInfo| is_alike(info, input) && pairs.iter().all(|of| of.output != info.name);
         let left = signature.outputs.iter().find(fits).filter(|_| is_weak)?;
         Some(format!("{pair} or <<<{}, {}>>>", pair.input, left.name))
     };
@@ -85,22 +82,13 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
     })
 }
 
-/// The inputs and outputs that are in none of the pairs.
-pub fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
-    let mut rest = signature.clone();
-    rest.inputs.retain(|info| pairs.iter().all(|pair| pair.input != info.name));
-    rest.outputs.retain(|info| pairs.iter().all(|pair| pair.output != info.name));
-    rest
-}
-
 /// Pairs of `rest` with equal types and dims, in the order of the inputs. Of several tensors that are alike, the last
 /// ones are paired, because models have their states after what requests carry and responses give.
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
     for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
-        let is_alike = |info: &&TensorInfo| info.data_type == input.data_type && info.dims == input.dims;
-        if let Some(index) = outputs.iter().rposition(is_alike) {
+        if let Some(index) = outputs.iter().rposition(|output| is_alike(output, input)) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });
         }
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with a model configuration.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// Why a configuration is refused. The texts go to whoever loads the model.
@@ -27,4 +28,9 @@ pub enum ConfigError {
 /// An error about a field of config.pbtxt.
 pub(super) fn field(field: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
     ConfigError::BadField { field: field.into(), value: value.into(), allowed: allowed.into() }
+}
+
+/// An error about a parameter's value.
+pub(super) fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) -> ConfigError {
+    ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
 }

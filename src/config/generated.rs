@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::ConfigError;
-use super::parameters::{Parameters, bad, with_axis};
+use super::error::{ConfigError, bad};
+use super::parameters::{Parameters, with_axis};
 
 /// An input that no request carries, because its values follow from the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,8 +212,8 @@ fn whole_number<T: FromStr>(digits: &str) -> Option<T> {
 mod tests {
     use serde_json::json;
 
-    use super::super::Config;
     use super::*;
+    use crate::config::Config;
 
     fn read(text: &str) -> Result<Vec<GeneratedInput>, ConfigError> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });

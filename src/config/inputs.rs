@@ -1,9 +1,10 @@
-//! What this backend adds to the inputs of requests: contexts, and padding for rows of different lengths.
+//! What the inputs of the model get beside what requests carry: constants, contexts, and padding for rows of different
+//! lengths.
 
 use std::fmt;
 
-use super::error::ConfigError;
-use super::parameters::{self, Assigned, Parameters, bad, parameter_line};
+use super::error::{ConfigError, bad};
+use super::parameters::{self, Assigned, Parameters, parameter_line};
 
 /// An input that gets the end of the sequence's previous input in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +82,20 @@ pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigEr
         Ok(Context { input, length, new, axis, first })
     };
     parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
+}
+
+/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. They stay text, because only the
+/// model says their data type.
+pub(super) fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+    const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
+    let values = |value| match value {
+        Assigned::One(value) => vec![value],
+        Assigned::List(values) => values,
+    };
+    let assigned = parameters::assignments("constant_inputs", text, FORM)?;
+    let constants: Vec<_> = assigned.into_iter().map(|(name, value)| (name, values(value))).collect();
+    let is_empty = constants.iter().any(|(_, values)| values.is_empty());
+    if is_empty { Err(bad("constant_inputs", text, FORM)) } else { Ok(constants) }
 }
 
 /// The line of config.pbtxt that gives the context of `input` this axis and leaves the others as they are.
@@ -165,23 +180,6 @@ impl Ragged {
     }
 }
 
-/// `warmup_batch_sizes`: numbers of rows of a run, which has `most` at most.
-pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>, ConfigError> {
-    const NAME: &str = "warmup_batch_sizes";
-    let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
-    let size = |word: &str| match word.parse() {
-        Ok(size) if (1..=most).contains(&size) => Ok(size),
-        _ => Err(bad(
-            NAME,
-            text,
-            format!(
-                "'{word}' is no number of rows from 1 to {most}, the most of a run (max_batch_size or max_rows_per_run)"
-            ),
-        )),
-    };
-    text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
-}
-
 /// Splits `value:first`.
 fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, FirstRequest), ConfigError> {
     let Assigned::One(value) = value else { return Err(bad(CONTEXT, text, form)) };
@@ -210,8 +208,8 @@ fn with_axis(
 mod tests {
     use serde_json::json;
 
-    use super::super::Config;
     use super::*;
+    use crate::config::Config;
 
     fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
@@ -269,6 +267,17 @@ mod tests {
         ] {
             let error = config(&[(name, value)]).unwrap_err().to_string();
             assert!([name, value, word].iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    #[test]
+    fn constants_are_numbers_or_lists() {
+        let list = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
+        let expected = vec![("sr".to_owned(), list(&["16000"])), ("l".to_owned(), list(&["1", "2"]))];
+        assert_eq!(constant_inputs("sr=16000, l=[1, 2]").unwrap(), expected);
+        assert_eq!(constant_inputs(" sr = 16000 l=[1,2] ").unwrap(), expected);
+        for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
+            assert!(constant_inputs(text).is_err(), "{text}");
         }
     }
 }

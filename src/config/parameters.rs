@@ -1,14 +1,13 @@
 //! The `parameters` of config.pbtxt that belong to this backend.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
+use std::fmt;
 use std::ops::RangeBounds;
 use std::str::FromStr;
 
 use stateful_convert::{BadPairs, StatePair};
 
-use super::error::ConfigError;
-use super::providers::{CUDA_PARAMETERS, Options, TENSORRT_PREFIX, cuda_value};
+use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
@@ -83,8 +82,24 @@ const KNOWN: [&str; 64] = [
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
 const TRITONS_PREFIX: &str = "TRITON_";
 
+/// CUDA options that a model's parameters may have, some of them as in Triton's onnxruntime backend.
+pub(super) const CUDA_PARAMETERS: [&str; 9] = [
+    "arena_extend_strategy",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+    "cudnn_conv1d_pad_to_nc1d",
+    "do_copy_in_default_stream",
+    "gpu_mem_limit",
+    "prefer_nhwc",
+    "tunable_op_enable",
+    "use_tf32",
+];
+
+/// The prefix of TensorRT's options, which go to ONNX Runtime.
+pub(super) const TENSORRT_PREFIX: &str = "trt_";
+
 /// Entries of ONNX Runtime's session configuration, which go to it as they are. It ignores names that it does not know.
-const SESSION_PREFIX: &str = "session.";
+pub(super) const SESSION_PREFIX: &str = "session.";
 
 /// Options of OpenVINO Model Server that are no parameters here, and what to do instead.
 const OVMS_OPTIONS: [(&str, &str); 9] = [
@@ -106,16 +121,10 @@ pub struct Parameters(BTreeMap<String, Parameter>);
 impl Parameters {
     /// Refuses unknown names.
     pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
-        for name in written.keys() {
-            let known = KNOWN.contains(&name.as_str());
-            let prefixed =
-                [TRITONS_PREFIX, SESSION_PREFIX, TENSORRT_PREFIX].iter().any(|prefix| name.starts_with(prefix));
-            let passed_on = TRITONS_OWN.contains(&name.as_str()) || CUDA_PARAMETERS.contains(&name.as_str());
-            if !known && !prefixed && !passed_on {
-                return Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) });
-            }
+        match written.keys().find(|name| !is_known(name)) {
+            Some(name) => Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) }),
+            None => Ok(Self(written)),
         }
-        Ok(Self(written))
     }
 
     /// Gives a parameter that was not written.
@@ -124,33 +133,22 @@ impl Parameters {
         self.0.insert(name.to_owned(), Parameter { string_value: value });
     }
 
-    /// Entries for ONNX Runtime's session configuration.
-    pub fn session_entries(&self) -> Vec<(String, String)> {
-        let entries = self.0.iter().filter(|(name, _)| name.starts_with(SESSION_PREFIX));
-        entries.map(|(name, parameter)| (name.clone(), parameter.string_value.clone())).collect()
-    }
-
-    /// Options of the CUDA provider, by ONNX Runtime's names.
-    pub fn cuda_options(&self) -> Result<Options, ConfigError> {
-        let given = CUDA_PARAMETERS.iter().filter_map(|name| Some((*name, self.0.get(*name)?.string_value.trim())));
-        given
-            .map(|(name, text)| {
-                Ok((name.to_owned(), cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?))
-            })
-            .collect()
-    }
-
-    /// Options of the TensorRT provider, by ONNX Runtime's names.
-    pub fn tensorrt_options(&self) -> Options {
-        let theirs = |name: &String| name.starts_with(TENSORRT_PREFIX) && !KNOWN.contains(&name.as_str());
-        let options = self.0.iter().filter(|(name, _)| theirs(name));
-        options.map(|(name, parameter)| (name.clone(), parameter.string_value.trim().to_owned())).collect()
+    /// The parameters with this prefix that go to ONNX Runtime, as they are written. One of ours may have the prefix too.
+    pub fn passed_on(&self, prefix: &str) -> impl Iterator<Item = (&str, &str)> {
+        let written = self.0.iter().map(|(name, parameter)| (name.as_str(), parameter.string_value.as_str()));
+        written.filter(move |(name, _)| name.starts_with(prefix) && !KNOWN.contains(name))
     }
 
     /// The value as written, trimmed; `None` if the parameter is absent.
     pub fn text(&self, name: &'static str) -> Option<&str> {
-        debug_assert!(KNOWN.contains(&name));
+        debug_assert!(is_known(name));
         self.0.get(name).map(|parameter| parameter.string_value.trim())
+    }
+
+    /// Names that are separated by spaces or commas.
+    pub fn names(&self, name: &'static str) -> Vec<String> {
+        let text = self.text(name).unwrap_or_default();
+        text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
     }
 
     /// A number within `range`; `None` if the parameter is absent.
@@ -194,15 +192,10 @@ impl Parameters {
     }
 }
 
-/// Names that are separated by spaces or commas.
-pub fn names(name: &'static str, parameters: &Parameters) -> Vec<String> {
-    let text = parameters.text(name).unwrap_or_default();
-    text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
-}
-
-/// An error about a parameter's value.
-pub fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) -> ConfigError {
-    ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
+fn is_known(name: &str) -> bool {
+    let prefixes = [TRITONS_PREFIX, SESSION_PREFIX, TENSORRT_PREFIX];
+    let lists: [&[&str]; 3] = [&KNOWN, &TRITONS_OWN, &CUDA_PARAMETERS];
+    lists.iter().any(|names| names.contains(&name)) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The line of config.pbtxt that gives a parameter, for messages that say what to write. It has single quotes, because
@@ -370,20 +363,6 @@ pub fn with_axis(text: &str) -> Result<(&str, Option<usize>), String> {
     Ok((text, Some(axis)))
 }
 
-/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. They stay text, because only the
-/// model says their data type.
-pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
-    const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
-    let values = |value| match value {
-        Assigned::One(value) => vec![value],
-        Assigned::List(values) => values,
-    };
-    let assigned = assignments("constant_inputs", text, FORM)?;
-    let constants: Vec<_> = assigned.into_iter().map(|(name, value)| (name, values(value))).collect();
-    let is_empty = constants.iter().any(|(_, values)| values.is_empty());
-    if is_empty { Err(bad("constant_inputs", text, FORM)) } else { Ok(constants) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,17 +416,6 @@ mod tests {
         for text in ["mem_*", "<<<a*, b>>>", "<<<a, b*>>>", "<<<a**, b*>>>", ""] {
             let error = pair_patterns(text).unwrap_err().to_string();
             assert!(error.contains("'state_pair_patterns'") && error.contains("one '*'"), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn constants_are_numbers_or_lists() {
-        let list = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
-        let expected = vec![("sr".to_owned(), list(&["16000"])), ("l".to_owned(), list(&["1", "2"]))];
-        assert_eq!(constant_inputs("sr=16000, l=[1, 2]").unwrap(), expected);
-        assert_eq!(constant_inputs(" sr = 16000 l=[1,2] ").unwrap(), expected);
-        for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
-            assert!(constant_inputs(text).is_err(), "{text}");
         }
     }
 

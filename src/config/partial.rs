@@ -2,46 +2,33 @@
 //!
 //! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
 //! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
-//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`]
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`](super::Config)
 //! ([`PartialConfig::resolve`]).
 
 use std::collections::BTreeMap;
 
-use rows::tensor::{DataType, Dims};
+use rows::tensor::DataType;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::controls::{Control, controls};
-use super::conversion::Conversion;
-use super::error::{ConfigError, field};
+use super::error::ConfigError;
 use super::generated::{GeneratedInput, generated_inputs};
-use super::inputs::{Context, Ragged, contexts};
-use super::own::{self, PollWait};
-use super::parameters::{self, Parameters};
+use super::inputs::{Context, Ragged, constant_inputs, contexts};
+use super::model::{Conversion, model_file};
+use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
-use super::raw;
-use super::resolved::{Config, TensorConfig, model_file, tensors, unsigned};
+use super::raw::{self, unsigned};
+use super::scheduling::{OldestSequences, PollWait, check_core};
 use super::session_options::SessionOptions;
 use super::states::{StatePairs, States};
+use super::tensors::{
+    CONTROL_INPUT, Control, ID_TENSOR, StateApiTensors, TakesIds, TensorConfig, add_tensors, controls, is_state_tensor,
+    take_tensor, tensors,
+};
 
-/// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
-pub const ID_TENSOR: &str = "sequence_id";
-/// The input that starts and ends a sequence, as OpenVINO Model Server names it.
-pub const CONTROL_INPUT: &str = "sequence_control_input";
-/// In front of the name of a state, the name of its tensor in the State API.
-pub const STATE_PREFIX: &str = "state.";
-/// The tensor with a snapshot of a sequence.
-pub const STATE_SNAPSHOT: &str = "state_snapshot";
-/// The output that describes the states of a sequence.
-pub const STATE_INFO: &str = "state_info";
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
-
-/// Whether a tensor that is not the model's is one of the State API.
-pub fn is_state_tensor(name: &str) -> bool {
-    name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name)
-}
 
 /// A configuration that may be incomplete.
 #[derive(Clone, Debug)]
@@ -109,33 +96,6 @@ pub struct Additions {
     pub sequences: Option<OldestSequences>,
 }
 
-/// The tensors for ids and controls beside the model's. Only a model that this backend schedules itself has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TakesIds {
-    /// Input [`ID_TENSOR`].
-    pub id: bool,
-    /// Input [`CONTROL_INPUT`].
-    pub control: bool,
-    /// Output [`ID_TENSOR`].
-    pub output: bool,
-}
-
-/// The tensors of the State API that a configuration lists.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StateApiTensors {
-    pub inputs: Vec<TensorConfig>,
-    pub outputs: Vec<TensorConfig>,
-}
-
-/// A `sequence_batching` with `oldest`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OldestSequences {
-    /// `max_sequence_idle_microseconds`.
-    pub idle_us_max: u32,
-    /// `max_candidate_sequences`.
-    pub candidates_max: u32,
-}
-
 impl PartialConfig {
     /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
     pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
@@ -146,11 +106,11 @@ impl PartialConfig {
     pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
-        let fit_for_own = own::check_core(&raw);
+        let fit_for_own = check_core(&raw);
         let parameters = Parameters::new(raw.parameters)?;
         let batching = raw.sequence_batching.as_ref();
         let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
-        let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
+        let constants = parameters.text("constant_inputs").map(constant_inputs).transpose()?;
         let generated = generated_inputs(&parameters)?;
         let ragged = Ragged::new(&parameters)?;
         let instances = instances(&raw.instance_group)?;
@@ -165,7 +125,7 @@ impl PartialConfig {
             poll_wait: None,
             takes_ids: TakesIds::default(),
             state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
-            held_inputs: parameters::names("held_inputs", &parameters),
+            held_inputs: parameters.names("held_inputs"),
             providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
             instances,
             model_file: model_file(&parameters, raw.default_model_filename),
@@ -347,67 +307,6 @@ impl PartialConfig {
     /// The configuration as JSON, with the fields that this backend does not read, and with what was added.
     pub const fn document(&self) -> &Value {
         &self.document
-    }
-
-    /// Makes the resolved configuration, or says what is wrong or still missing.
-    pub fn resolve(self) -> Result<Config, ConfigError> {
-        Config::new(self)
-    }
-}
-
-/// Takes a tensor out of a list, unless it is the model's. Returns whether it was there.
-fn take_tensor(
-    list: &str,
-    tensors: &mut Vec<TensorConfig>,
-    of_model: &[&str],
-    wanted: &TensorConfig,
-) -> Result<bool, ConfigError> {
-    let name = wanted.name.as_str();
-    let Some(at) = tensors.iter().position(|tensor| tensor.name == name && !of_model.contains(&name)) else {
-        return Ok(false);
-    };
-    let TensorConfig { data_type, dims, .. } = tensors.remove(at);
-    if (data_type, &dims) != (wanted.data_type, &wanted.dims) {
-        return Err(field(
-            format!("{list} '{name}'"),
-            format!("{data_type} {}", Dims(&dims)),
-            format!("a sequence's id or control is {} {}", wanted.data_type, Dims(&wanted.dims)),
-        ));
-    }
-    Ok(true)
-}
-
-/// Adds tensors to `input` or `output` of the document; those for ids and controls stay behind the others.
-fn add_tensors(list: &mut Value, tensors: &[TensorConfig]) {
-    if let Value::Array(listed) = list {
-        listed.extend(tensors.iter().map(TensorConfig::to_json));
-        listed.sort_by_key(|tensor| [ID_TENSOR, CONTROL_INPUT].iter().any(|name| tensor["name"] == *name));
-    } else {
-        *list = tensors.iter().map(TensorConfig::to_json).collect();
-    }
-}
-
-impl OldestSequences {
-    fn to_json(self) -> Value {
-        json!({
-            "max_sequence_idle_microseconds": self.idle_us_max,
-            "oldest": { "max_candidate_sequences": self.candidates_max },
-        })
-    }
-}
-
-impl TensorConfig {
-    fn to_json(&self) -> Value {
-        let mut json = json!({ "name": self.name, "data_type": self.data_type.to_string(), "dims": self.dims });
-        if self.optional {
-            json["optional"] = json!(true);
-        }
-        if self.dims.is_empty() {
-            // Triton has no tensors without dims.
-            json["dims"] = json!([1]);
-            json["reshape"] = json!({ "shape": [] });
-        }
-        json
     }
 }
 

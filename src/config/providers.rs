@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
-use super::cache_folder;
-use super::error::{ConfigError, field};
-use super::parameters::{Parameters, bad};
+use super::error::{ConfigError, bad, field};
+use super::parameters::{CUDA_PARAMETERS, Parameters, TENSORRT_PREFIX};
 use super::raw::{Accelerator, Accelerators};
 use super::session_options::ARENA_SHRINKAGE;
 
@@ -29,22 +31,21 @@ pub const ARENA_EXTEND_STRATEGY: &str = "arena_extend_strategy";
 
 pub type Options = BTreeMap<String, String>;
 
-/// CUDA options that a model's parameters may have, some of them as in Triton's onnxruntime backend.
-pub(super) const CUDA_PARAMETERS: [&str; 9] = [
-    "arena_extend_strategy",
-    "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace",
-    "cudnn_conv1d_pad_to_nc1d",
-    "do_copy_in_default_stream",
-    "gpu_mem_limit",
-    "prefer_nhwc",
-    "tunable_op_enable",
-    "use_tf32",
-];
+fn cuda_options(parameters: &Parameters) -> Result<Options, ConfigError> {
+    let given = CUDA_PARAMETERS.iter().filter_map(|&name| Some((name, parameters.text(name)?)));
+    given
+        .map(|(name, text)| Ok((name.to_owned(), cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?)))
+        .collect()
+}
+
+fn tensorrt_options(parameters: &Parameters) -> Options {
+    let options = parameters.passed_on(TENSORRT_PREFIX);
+    options.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+}
 
 /// A CUDA option's value in ONNX Runtime's form, or what is allowed. Triton's onnxruntime backend writes some values as
 /// numbers. The values of other options are left to ONNX Runtime.
-pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
+fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     let words: &[&str] = match name {
         "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
         "arena_extend_strategy" => &["kNextPowerOfTwo", "kSameAsRequested"],
@@ -70,9 +71,6 @@ pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     let named: Vec<_> = words.iter().enumerate().map(|(number, word)| format!("'{word}' ({number})")).collect();
     Err(format!("one of {} is expected", named.join(", ")))
 }
-
-/// The prefix of TensorRT's options, which a model's parameters may have, too.
-pub(super) const TENSORRT_PREFIX: &str = "trt_";
 
 /// Options that the backend sets itself, and from what.
 const OURS: [(&str, &str); 5] = [
@@ -157,8 +155,8 @@ impl Given {
             cuda_graph: parameters.switch("enable_cuda_graph", false)?,
             allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
             exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
-            cuda: parameters.cuda_options()?,
-            tensorrt: parameters.tensorrt_options(),
+            cuda: cuda_options(parameters)?,
+            tensorrt: tensorrt_options(parameters),
             accelerators: Vec::new(),
         };
         given.check_ours()?;
@@ -286,11 +284,41 @@ impl Given {
 }
 
 fn default_cache_dir() -> Result<String, ConfigError> {
-    let folder = cache_folder::private().map_err(|why| ConfigError::MissingParameter {
+    let folder = private_cache_folder().map_err(|why| ConfigError::MissingParameter {
         name: "trt_cache_dir",
         why: format!("'enable_trt_caching' needs a folder that the server alone can write, and {why}"),
     })?;
     Ok(folder.to_string_lossy().into_owned())
+}
+
+/// The folder, in the user's cache folder, where TensorRT's engines are kept if the configuration names none.
+const CACHE_FOLDER: &str = "triton-stateful";
+
+/// Write permission of the group and of all users.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Returns the folder, which is made if it is missing, or why it cannot be used. An engine is code that the server runs,
+/// so only the server's user may write to the folder.
+fn private_cache_folder() -> Result<PathBuf, String> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    make_private(&parent.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?)
+}
+
+fn make_private(parent: &Path) -> Result<PathBuf, String> {
+    let folder = parent.join(CACHE_FOLDER);
+    let failed = |why: String| format!("{} {why}", folder.display());
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    let metadata = made.and_then(|()| folder.metadata());
+    let metadata = metadata.map_err(|error| failed(format!("cannot be made: {error}")))?;
+    let user = rustix::process::geteuid().as_raw();
+    if metadata.uid() != user {
+        return Err(failed(format!("belongs to user {}, and the server runs as user {user}", metadata.uid())));
+    }
+    if metadata.mode() & WRITABLE_BY_OTHERS != 0 {
+        return Err(failed(format!("can be written by others (mode {:o})", metadata.mode() & 0o777)));
+    }
+    Ok(folder)
 }
 
 /// Turns names that only Triton's onnxruntime backend has into ONNX Runtime's.
@@ -311,6 +339,9 @@ fn tensorrt_option(name: &str, value: &str) -> Result<(String, String), ConfigEr
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown};
+
     use super::*;
     use crate::config::raw::Parameter;
 
@@ -403,5 +434,31 @@ mod tests {
         refused(&[], &[("openvino", &[])], &["openvino", "cuda", "tensorrt"]);
         refused(&[], &[("cuda", &[("user_compute_stream", "1")])], &["user_compute_stream", "backend sets"]);
         refused(&[], &[("tensorrt", &[("precision_mode", "FP8")])], &["precision_mode", "FP8", "FP16"]);
+    }
+
+    #[test]
+    fn the_folder_is_the_servers_alone_or_not_used() {
+        let users = std::env::temp_dir().join(format!("triton-stateful-cache-folder-{}", std::process::id()));
+        let folder = users.join("cache").join(CACHE_FOLDER);
+        for _ in 0..2 {
+            assert_eq!(make_private(&users.join("cache")).unwrap(), folder);
+            assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
+        }
+        for mode in [0o770, 0o707] {
+            fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+            let error = make_private(&users.join("cache")).unwrap_err();
+            assert!(error.contains(folder.to_str().unwrap()) && error.contains(&format!("{mode:o}")), "{error}");
+        }
+        fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+        // Only root can give a folder away.
+        if rustix::process::geteuid().is_root() {
+            chown(&folder, Some(12345), None).unwrap();
+            let error = make_private(&users.join("cache")).unwrap_err();
+            assert!(error.contains("12345"), "{error}");
+        }
+        fs::write(users.join("file"), "").unwrap();
+        let error = make_private(&users.join("file")).unwrap_err();
+        assert!(error.contains("cannot be made"), "{error}");
+        fs::remove_dir_all(users).unwrap();
     }
 }

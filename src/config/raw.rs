@@ -5,8 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use rows::tensor::DataType;
 use serde::de::{self, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+
+use super::error::{ConfigError, field};
 
 /// A 64-bit integer, written as a number or as a string of digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -197,4 +200,17 @@ pub struct Control {
 #[serde(default)]
 pub struct Parameter {
     pub string_value: String,
+}
+
+/// A count or a time, which cannot be negative.
+pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
+    usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
+}
+
+pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
+    raw.iter().map(|dim| dim.0).collect()
+}
+
+pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
+    DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
 }

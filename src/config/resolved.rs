@@ -3,21 +3,19 @@
 use std::fmt;
 use std::time::Duration;
 
-use rows::tensor::DataType;
-
-use super::controls::Control;
-use super::error::{ConfigError, field};
+use super::error::{ConfigError, bad, field};
 use super::generated::GeneratedInput;
-use super::inputs::{Context, Ragged, warmup_batch_sizes};
-use super::logging::Logging;
-use super::own::{self, OwnScheduling};
-use super::parameters::{Parameters, bad};
-use super::partial::{PartialConfig, StateApiTensors, TakesIds};
-use super::placement::{InstanceKind, Placement};
-use super::raw::{self, Int};
-use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, core_idle_limit, idle_margin, slot_limits};
+use super::inputs::{Context, Ragged};
+use super::parameters::Parameters;
+use super::partial::PartialConfig;
+use super::placement::{InstanceKind, Placement, slot_limits};
+use super::raw;
+use super::scheduling::{
+    OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, check_stateful, core_idle_limit, idle_margin,
+};
 use super::session_options::SessionOptions;
 use super::states::States;
+use super::tensors::{Control, StateApiTensors, TakesIds, TensorConfig};
 
 /// A model's configuration, checked.
 #[derive(Clone, Debug)]
@@ -83,15 +81,24 @@ pub struct Config {
     pub waits_for_resources: bool,
 }
 
-/// An entry of `input` or `output`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorConfig {
-    /// Name in the model and in requests.
-    pub name: String,
-    pub data_type: DataType,
-    /// Dimensions in the model (after `reshape`), without Triton's batch dimension; -1 is open.
-    pub dims: Vec<i64>,
-    pub optional: bool,
+/// What the model's instances log, and at which of Triton's levels: INFO, VERBOSE, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logging {
+    /// A line for each batch.
+    pub batch: Option<log::Level>,
+    /// The periodic report: batch sizes and slots.
+    pub report: Option<log::Level>,
+    /// The times of each stage in the periodic report.
+    pub detailed_report: Option<log::Level>,
+    /// Time between reports; `None` for no reports.
+    pub report_every: Option<Duration>,
+}
+
+impl PartialConfig {
+    /// Makes the resolved configuration, or says what is wrong or still missing.
+    pub fn resolve(self) -> Result<Config, ConfigError> {
+        Config::new(self)
+    }
 }
 
 impl Config {
@@ -105,7 +112,7 @@ impl Config {
         PartialConfig::from_json(config.to_string().as_bytes())?.resolve()
     }
 
-    pub(super) fn new(partial: PartialConfig) -> Result<Self, ConfigError> {
+    fn new(partial: PartialConfig) -> Result<Self, ConfigError> {
         let is_own = partial.is_own();
         let PartialConfig { parameters, max_batch_size, .. } = partial;
         if partial.is_decoupled {
@@ -115,7 +122,7 @@ impl Config {
                 "a stateful model answers each request once",
             ));
         }
-        own::check_stateful(&parameters)?;
+        check_stateful(&parameters)?;
         let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size, &partial.states)?;
         let (batching, scheduling) = match partial.sequence_batching {
             Some(batching) => {
@@ -219,6 +226,28 @@ impl Config {
     }
 }
 
+impl Logging {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        const WORDS: [(&str, u8); 3] = [("NONE", 0), ("INFO", 1), ("VERBOSE", 2)];
+        let word = |name, default| parameters.choice(name, &WORDS).map(|given| given.unwrap_or(default));
+        let own = word("logging_level", 1)?;
+        // With 'logging_level' VERBOSE, verbose lines go to Triton's INFO level. Triton's own switch for its VERBOSE
+        // level opens it for all models at once.
+        let level = |wanted: u8| match (wanted, own) {
+            (0, _) | (_, 0) => None,
+            (wanted, own) if wanted <= own => Some(log::Level::Info),
+            _ => Some(log::Level::Debug),
+        };
+        let every = parameters.number("metric_logging_frequency_seconds", 0u64.., "a number of seconds, 0 or more,")?;
+        Ok(Self {
+            batch: level(word("batch_info_logging_level", 2)?),
+            report: level(1),
+            detailed_report: level(word("detailed_metrics_logging_level", 2)?),
+            report_every: every.filter(|&seconds| seconds > 0).map(|seconds| Duration::from_secs(seconds.min(1 << 32))),
+        })
+    }
+}
+
 fn max_rows_per_run(parameters: &Parameters, max_batch_size: usize, states: &States) -> Result<usize, ConfigError> {
     if let Some(state) = states.without_batch() {
         let allowed = format!("1, because 'state_dims' gives '{}' no batch dimension,", state.name);
@@ -229,43 +258,27 @@ fn max_rows_per_run(parameters: &Parameters, max_batch_size: usize, states: &Sta
     Ok(parameters.number("max_rows_per_run", 1..=most, &allowed)?.unwrap_or(most))
 }
 
+/// `warmup_batch_sizes`: numbers of rows of a run, which has `most` at most.
+fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>, ConfigError> {
+    const NAME: &str = "warmup_batch_sizes";
+    let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
+    let size = |word: &str| match word.parse() {
+        Ok(size) if (1..=most).contains(&size) => Ok(size),
+        _ => Err(bad(
+            NAME,
+            text,
+            format!(
+                "'{word}' is no number of rows from 1 to {most}, the most of a run (max_batch_size or max_rows_per_run)"
+            ),
+        )),
+    };
+    text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
+}
+
 fn resident_batches(parameters: &Parameters) -> Result<usize, ConfigError> {
     const DEFAULT: usize = 4;
     let given = parameters.number("resident_batches", 1..=1024, "a whole number from 1 to 1024")?;
     Ok(given.unwrap_or(DEFAULT))
-}
-
-/// A count or a time, which cannot be negative.
-pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
-    usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
-}
-
-pub(super) fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {
-    let named = parameters.text("onnx_file_name").map(|name| ("parameter 'onnx_file_name'", name.to_owned()));
-    let default = Some(("default_model_filename", default_model_filename)).filter(|(_, name)| !name.is_empty());
-    named.or(default)
-}
-
-pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, ConfigError> {
-    let mut tensors: Vec<TensorConfig> = Vec::with_capacity(raw.len());
-    for tensor in raw {
-        let data_type = data_type(&format!("{list} '{}'.data_type", tensor.name), &tensor.data_type)?;
-        let dims = tensor.reshape.map_or(tensor.dims, |reshape| reshape.shape);
-        if tensors.iter().any(|known| known.name == tensor.name) {
-            return Err(field(format!("{list} '{}'", tensor.name), "given twice", "a name may stand there once only"));
-        }
-        let (name, optional) = (tensor.name, tensor.optional);
-        tensors.push(TensorConfig { name, data_type, dims: self::dims(&dims), optional });
-    }
-    Ok(tensors)
-}
-
-pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
-    raw.iter().map(|dim| dim.0).collect()
-}
-
-pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
-    DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
 }
 
 impl fmt::Display for Config {

@@ -1,16 +1,14 @@
-//! `sequence_batching`: how core schedules sequences, how many there may be, and how long they may be idle.
+//! Who schedules sequences, and by which rules: core (`sequence_batching`), or this backend if that is not written.
 
 use std::fmt;
 use std::time::Duration;
 
-use sequences::pool::SlotLimits;
+use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
+use serde_json::{Value, json};
 
-use super::error::{ConfigError, field};
-use super::own::OwnScheduling;
-use super::parameters::{Parameters, bad};
-use super::partial::OldestSequences;
-use super::raw::{self, Int};
-use super::resolved::unsigned;
+use super::error::{ConfigError, bad, field};
+use super::parameters::Parameters;
+use super::raw::{self, Int, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +28,37 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
-const SMALLEST_RESERVE_SLAB: usize = 16;
-/// The parameters of lazy buffers, which configurations for NVIDIA's stateful_backend have.
-const LAZY_SIZES: [&str; 4] =
-    ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
-const LAZY_USE_RATIO: f64 = 0.9;
+/// OpenVINO Model Server's default of `max_sequence_number`.
+const MAX_SEQUENCES: usize = 500;
+/// The name of the time between two scans, as a parameter and on the server's command line.
+pub const POLL_WAIT: &str = "sequence_cleaner_poll_wait_minutes";
+/// OpenVINO Model Server's default of it.
+const POLL_WAIT_MINUTES: f64 = 5.0;
+/// Options of OpenVINO Model Server. Its rule for idle sequences is the default if one of them is written.
+const OF_OVMS: [&str; 4] = ["stateful", "max_sequence_number", "idle_sequence_cleanup", POLL_WAIT];
+/// The default of `sequence_idle_timeout_ms` without these. A `sequence_batching` that is filled in has the same time.
+const IDLE_MS: u64 = 60_000;
+const LONGEST_WAIT_MS: u64 = 10_000;
+const MAX_QUEUED: usize = 100;
+const MOST_WORKERS: usize = 1024;
+const MOST_PARKED: usize = 100;
+
+/// Parameters that a model with `sequence_batching` must not have.
+const PARAMETERS: [&str; 12] = [
+    "id_reuse",
+    "idle_sequence_cleanup",
+    "max_parked_sequences",
+    "max_queue_size",
+    "max_queued_requests_per_sequence",
+    "max_sequence_number",
+    "on_duplicate_start",
+    "park_ms",
+    "queue_timeout_ms",
+    POLL_WAIT,
+    "sequence_idle_timeout_ms",
+    "worker_count",
+];
+
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 /// How long core may take, beyond the queue delay, to send what it has queued. Its threads wait for a CPU on a busy
 /// machine, where 20 ms were not enough to keep two sequences apart. The margin only delays the second request of a
@@ -80,6 +103,24 @@ impl From<OwnScheduling> for Scheduling {
         let parked = own.rules.parking.map_or(0, |parking| parking.most);
         let candidates = own.rules.max_sequences.saturating_add(parked);
         Self { strategy: Strategy::Own(own), candidates, queue_delay: Duration::ZERO }
+    }
+}
+
+/// A `sequence_batching` with `oldest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OldestSequences {
+    /// `max_sequence_idle_microseconds`.
+    pub idle_us_max: u32,
+    /// `max_candidate_sequences`.
+    pub candidates_max: u32,
+}
+
+impl OldestSequences {
+    pub(super) fn to_json(self) -> Value {
+        json!({
+            "max_sequence_idle_microseconds": self.idle_us_max,
+            "oldest": { "max_candidate_sequences": self.candidates_max },
+        })
     }
 }
 
@@ -147,114 +188,158 @@ pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Du
     Ok(limit(margin.max(quiet)))
 }
 
-/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers. There, each instance
-/// has a pool; here the instances share one, so only the capacity grows with their number.
-pub(super) fn slot_limits(
-    parameters: &Parameters,
-    scheduling: &Scheduling,
-    max_batch_size: usize,
-    instances: usize,
-) -> Result<(SlotLimits, String), ConfigError> {
-    let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
-    let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
-    // For sequences that core already sends while an earlier one with their id still has its slot.
-    let reserve = scheduling.candidates.saturating_mul(instances);
-    let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
-    let first_slab = size("initial_buffer_size")?;
-    let next_slab = size("subsequent_buffer_size")?;
-    let grow_below = size("buffer_alloc_threshold")?;
-    let shrink_above = size("buffer_dealloc_threshold")?;
-    let (first_slab, next_slab, grow_below, shrink_above) = match (first_slab, next_slab, grow_below, shrink_above) {
-        (None, None, None, None) => {
-            let next_slab = max_batch_size.max(SMALLEST_RESERVE_SLAB);
-            return Ok((SlotLimits { reserve, next_slab, ..SlotLimits::all_at_once(capacity) }, reason));
-        }
-        (Some(first), Some(next), Some(grow), Some(shrink)) => (first, next, grow, shrink),
-        (first, next, grow, _) => {
-            let name = match (first, next, grow) {
-                (None, ..) => "initial_buffer_size",
-                (_, None, _) => "subsequent_buffer_size",
-                (.., None) => "buffer_alloc_threshold",
-                _ => "buffer_dealloc_threshold",
-            };
-            return Err(ConfigError::MissingParameter {
-                name,
-                why: "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
-                      'buffer_dealloc_threshold' are given all four or not at all"
-                    .to_owned(),
-            });
-        }
-    };
-    let first_slab = first_slab.min(capacity);
-    let limits = SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above };
-    check_slabs(limits, max_batch_size, &reason)?;
-    if shrink_above <= grow_below {
-        log::warn!(
-            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, \
-             {grow_below}, or buffers come and go with every few sequences"
-        );
-    }
-    Ok((limits, reason))
+/// How this backend schedules a model itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnScheduling {
+    pub rules: Rules,
+    /// Number of threads that run batches, each with batch buffers of its own.
+    pub workers: usize,
 }
 
-/// Checks the rules between `initial_buffer_size` (cut to the capacity), `subsequent_buffer_size` and
-/// `buffer_alloc_threshold`.
-fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
-    let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
-    let at_least_a_batch = |name, value: usize| {
-        if value >= max_batch_size {
-            return Ok(());
+impl fmt::Display for OwnScheduling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rules { max_sequences, max_waiting, longest_wait, max_queued, idle, parking, .. } = self.rules;
+        let Rules { on_duplicate_start, id_reuse, .. } = self.rules;
+        write!(f, "{} worker(s), at most {max_sequences} sequences", self.workers)?;
+        write!(f, ", up to {max_queued} requests of each wait")?;
+        if max_waiting > 0 {
+            write!(f, ", {max_waiting} STARTs wait for up to {longest_wait:?}")?;
         }
-        Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
-    };
-    if first_slab < max_batch_size && first_slab == capacity {
-        return Err(bad(
-            "initial_buffer_size",
-            first_slab,
-            format!(
-                "capped by the pool's capacity ({capacity_reason}) it is smaller than max_batch_size, {max_batch_size}"
-            ),
+        match idle {
+            IdleRule::Never => write!(f, ", idle ones stay")?,
+            IdleRule::After(limit) => write!(f, ", idle limit {limit:?}")?,
+            IdleRule::TwoScans(period) => write!(f, ", idle ones end after two scans, {period:?} apart")?,
+        }
+        if on_duplicate_start == OnDuplicateStart::Restart {
+            write!(f, ", a START of a live id restarts it")?;
+        }
+        if let Some(Parking { time, most }) = parking {
+            write!(f, ", up to {most} idle ones are parked for {time:?}")?;
+        }
+        if id_reuse == IdReuse::AtOnce { write!(f, ", ids are reused at once") } else { Ok(()) }
+    }
+}
+
+impl OwnScheduling {
+    /// `poll_wait`: what the server's command line says of it.
+    pub(super) fn new(parameters: &Parameters, poll_wait: Option<PollWait>) -> Result<Self, ConfigError> {
+        let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
+        let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
+        let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        let duplicate = [("reject", OnDuplicateStart::Reject), ("restart", OnDuplicateStart::Restart)];
+        let reuse = [("last", IdReuse::Last), ("ovms", IdReuse::AtOnce)];
+        let idle = idle_rule(parameters, poll_wait)?;
+        let workers = format!("a number of threads from 1 to {MOST_WORKERS}");
+        Ok(Self {
+            rules: Rules {
+                max_sequences: count("max_sequence_number", "sequences")?.unwrap_or(MAX_SEQUENCES),
+                max_waiting: waiting.unwrap_or(0),
+                longest_wait: Duration::from_millis(wait.unwrap_or(LONGEST_WAIT_MS)).min(YEAR),
+                max_queued: count("max_queued_requests_per_sequence", "requests")?.unwrap_or(MAX_QUEUED),
+                on_duplicate_start: parameters
+                    .choice("on_duplicate_start", &duplicate)?
+                    .unwrap_or(OnDuplicateStart::Reject),
+                id_reuse: parameters.choice("id_reuse", &reuse)?.unwrap_or(IdReuse::Last),
+                idle,
+                parking: parking(parameters, idle)?,
+            },
+            workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),
+        })
+    }
+
+    /// The first of [`PARAMETERS`] that is given.
+    pub(super) fn first_parameter(parameters: &Parameters) -> Option<&'static str> {
+        PARAMETERS.into_iter().find(|name| parameters.text(name).is_some())
+    }
+}
+
+/// A time between two scans, in minutes; 0: no scans.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PollWait(f64);
+
+impl PollWait {
+    /// `None` if the text isn't a number of minutes that a clock can count.
+    pub fn new(text: &str) -> Option<Self> {
+        let minutes: f64 = text.trim().parse().ok()?;
+        Duration::try_from_secs_f64(60.0 * minutes).ok().map(|_| Self(minutes))
+    }
+
+    fn rule(self) -> IdleRule {
+        match Duration::try_from_secs_f64(60.0 * self.0) {
+            Ok(period) if !period.is_zero() => IdleRule::TwoScans(period.clamp(Duration::from_millis(1), YEAR)),
+            _ => IdleRule::Never,
+        }
+    }
+}
+
+/// `sequence_idle_timeout_ms` if it is given, the rule of OpenVINO Model Server if one of its options is, else a time.
+fn idle_rule(parameters: &Parameters, by_server: Option<PollWait>) -> Result<IdleRule, ConfigError> {
+    let read =
+        |text| PollWait::new(text).ok_or_else(|| bad(POLL_WAIT, text, "a number of minutes, 0 or more, is expected"));
+    let scans = parameters.text(POLL_WAIT).map(read).transpose()?.or(by_server);
+    let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
+    let timeout = parameters.number("sequence_idle_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+    let is_of_ovms = OF_OVMS.iter().any(|name| parameters.text(name).is_some());
+    Ok(match (timeout, scans) {
+        (Some(timeout), _) => IdleRule::After(Duration::from_millis(timeout).min(YEAR)),
+        _ if !cleanup => IdleRule::Never,
+        (None, Some(scans)) => scans.rule(),
+        (None, None) if is_of_ovms => PollWait(POLL_WAIT_MINUTES).rule(),
+        (None, None) => IdleRule::After(Duration::from_millis(IDLE_MS)),
+    })
+}
+
+/// `park_ms` and `max_parked_sequences`.
+fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, ConfigError> {
+    const MOST: &str = "max_parked_sequences";
+    let time = parameters.number("park_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+    let most = parameters.number(MOST, 1usize.., "a number of sequences, 1 or more,")?;
+    match (time, most) {
+        (Some(time), _) if idle == IdleRule::Never => {
+            Err(bad("park_ms", time, "it has an effect only if idle sequences are removed"))
+        }
+        (Some(time), most) => {
+            let time = Duration::from_millis(time).min(YEAR);
+            Ok(Some(Parking { time, most: most.unwrap_or(MOST_PARKED) }))
+        }
+        (None, Some(most)) => Err(bad(MOST, most, "it has an effect only with 'park_ms'")),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Refuses what core would do in front of the backend that breaks sequences.
+pub(super) fn check_core(raw: &raw::ModelConfig) -> Result<(), ConfigError> {
+    if raw.response_cache.enable {
+        return Err(field(
+            "response_cache.enable",
+            "true",
+            "core would answer a request of one sequence with the answer of another: leave it out",
         ));
     }
-    at_least_a_batch("initial_buffer_size", first_slab)?;
-    at_least_a_batch("subsequent_buffer_size", next_slab)?;
-    at_least_a_batch("buffer_alloc_threshold", grow_below)?;
-    if grow_below > first_slab {
-        return Err(bad(
-            "buffer_alloc_threshold",
-            grow_below,
-            format!("it must not be larger than initial_buffer_size, {first_slab}"),
+    let levels = raw.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels.0);
+    if levels > 0 {
+        return Err(field(
+            "dynamic_batching.priority_levels",
+            levels.to_string(),
+            "requests of a sequence with different priorities would overtake each other: leave it out",
+        ));
+    }
+    if !raw.model_warmup.is_empty() {
+        return Err(field(
+            "model_warmup",
+            format!("{} sample(s)", raw.model_warmup.len()),
+            "its requests have no sequence: write parameter 'warmup_batch_sizes', or 'sequence_batching'",
         ));
     }
     Ok(())
 }
 
-fn capacity(
-    parameters: &Parameters,
-    scheduling: &Scheduling,
-    instances: usize,
-    is_lazy: bool,
-) -> Result<(usize, String), ConfigError> {
-    const NAME: &str = "max_candidate_sequence_use_ratio";
-    let candidates = scheduling.candidates;
-    let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
-    let (ratio, of) = match scheduling.strategy {
-        // The default of stateful_backend, whose configurations have these parameters.
-        Strategy::Oldest if is_lazy => (written.unwrap_or(LAZY_USE_RATIO), "max_candidate_sequences"),
-        Strategy::Oldest => (written.unwrap_or(1.0), "max_candidate_sequences"),
-        Strategy::Direct => (1.0, "sequences per batch"),
-        Strategy::Own(_) => (1.0, "max_sequence_number"),
-    };
-    // The rounding error of `candidates * ratio` must not cost a slot.
-    let per_instance = ((candidates as f64 * ratio + 1e-6).floor() as usize).max(1);
-    let mut reason = format!("{of} {candidates}");
-    if ratio != 1.0 || written.is_some() {
-        reason = format!("{reason} × {NAME} {ratio}");
+/// Accepts the options that OpenVINO Model Server's configurations have for a stateful model.
+pub(super) fn check_stateful(parameters: &Parameters) -> Result<(), ConfigError> {
+    if !parameters.flag("stateful", true)? {
+        return Err(bad("stateful", "false", "this backend serves stateful models: leave it out, or write 'true'"));
     }
-    if instances > 1 {
-        reason = format!("{reason} × {instances} instances");
-    }
-    Ok((per_instance.saturating_mul(instances), reason))
+    Ok(())
 }
 
 /// Longer than any sequence is idle, and short enough to be added to a time.

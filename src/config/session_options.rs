@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::error::ConfigError;
-use super::parameters::{Parameters, bad};
+use super::error::{ConfigError, bad, field};
+use super::parameters::{Parameters, SESSION_PREFIX};
 use super::raw::Optimization;
 
 /// The parameter for arenas that shrink.
@@ -58,11 +58,8 @@ impl SessionOptions {
             1 => GraphOptimization::Extended,
             2 => GraphOptimization::None,
             _ => {
-                return Err(ConfigError::BadField {
-                    field: "optimization.graph.level".to_owned(),
-                    value: level.to_string(),
-                    allowed: "0 (all), -1 (basic), 1 (extended) or 2 (none) is expected".to_owned(),
-                });
+                let allowed = "0 (all), -1 (basic), 1 (extended) or 2 (none) is expected";
+                return Err(field("optimization.graph.level", level.to_string(), allowed));
             }
         };
         check_accelerators(optimization)?;
@@ -72,6 +69,7 @@ impl SessionOptions {
         {
             return Err(bad(ARENA_SHRINKAGE, arenas, "arenas such as 'cpu:0', separated by ';', are expected"));
         }
+        let entries = parameters.passed_on(SESSION_PREFIX);
         let mem_arena = parameters.switch("enable_mem_arena", true)?;
         Ok(Self {
             intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
@@ -84,7 +82,7 @@ impl SessionOptions {
             pages: false,
             mem_pattern: parameters.switch("enable_mem_pattern", true)?,
             arena_shrinkage,
-            entries: parameters.session_entries(),
+            entries: entries.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         })
     }
 }
@@ -123,11 +121,11 @@ impl fmt::Display for GraphOptimization {
 fn check_accelerators(optimization: &Optimization) -> Result<(), ConfigError> {
     let accelerators = &optimization.execution_accelerators;
     if let Some(accelerator) = accelerators.cpu_execution_accelerator.first() {
-        return Err(ConfigError::BadField {
-            field: "optimization.execution_accelerators.cpu_execution_accelerator".to_owned(),
-            value: format!("'{}'", accelerator.name),
-            allowed: "this backend has no accelerator for the CPU: remove it".to_owned(),
-        });
+        return Err(field(
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            format!("'{}'", accelerator.name),
+            "this backend has no accelerator for the CPU: remove it",
+        ));
     }
     Ok(())
 }

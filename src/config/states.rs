@@ -1,12 +1,12 @@
-//! States: their pairs, their initial values, and how much memory those that vary in size may have.
+//! States: their pairs, their dims, and how much memory those that vary in size may have.
 
-use rows::tensor::{DataType, Dims, PaddingSide, element_count};
+use rows::tensor::{DataType, PaddingSide};
 use stateful_convert::StatePair;
 
-use super::error::{ConfigError, field};
-use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
-use super::raw;
-use super::resolved::{data_type, dims};
+use super::error::{ConfigError, bad, field};
+use super::initial::{DeclaredInitial, InitialValue, initial_states, machine_memory};
+use super::parameters::{self, Assigned, PairPattern, Parameters};
+use super::raw::{self, data_type, dims};
 
 pub const GROWING_PADDING: &str = "growing_padding";
 
@@ -90,29 +90,6 @@ pub struct DeclaredState {
     /// Without the batch axis, or with -1 in its place; -1 is open.
     pub dims: Vec<i64>,
     pub initial: Option<DeclaredInitial>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeclaredInitial {
-    /// As the state's, with no open dimension.
-    pub dims: Vec<i64>,
-    /// `data_file`; `None` for zeros.
-    pub file: Option<String>,
-}
-
-/// A value of `initial_states`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InitialValue {
-    /// The value of every element.
-    Fill(String),
-    /// The elements of a row.
-    List(Vec<String>),
-    /// The elements of a row as raw bytes, in this file.
-    File(String),
-    /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
-    Array { file: String, name: Option<String> },
-    /// Numbers in the model's metadata, under these keys one behind the other.
-    Metadata { keys: Vec<String>, then_zeros: bool },
 }
 
 /// Most bytes of the states that vary in size.
@@ -281,73 +258,6 @@ impl DeclaredState {
     }
 }
 
-impl DeclaredInitial {
-    fn new(path: &str, raw: &raw::InitialState, of: DataType, state_dims: &[i64]) -> Result<Self, ConfigError> {
-        if data_type(&format!("{path}.data_type"), &raw.data_type)? != of {
-            return Err(field(format!("{path}.data_type"), &raw.data_type, format!("the state has {of}")));
-        }
-        let dims = dims(&raw.dims);
-        let fits = dims.len() == state_dims.len()
-            && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
-        let rule = if !fits {
-            Some(format!("it must agree with the state's dims, {}", Dims(state_dims)))
-        } else if dims.iter().any(|&dim| dim < 0) {
-            let closed: Vec<i64> = dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
-            Some(format!("at START no dimension is open: write each one's length, such as dims: {}", Dims(&closed)))
-        } else if element_count(&dims).is_none() {
-            Some("it has more elements than an address can count".to_owned())
-        } else {
-            None
-        };
-        if let Some(rule) = rule {
-            return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
-        }
-        let file = raw.data_file.clone().filter(|file| !file.is_empty());
-        if file.is_none() && raw.zero_data.is_none() {
-            return Err(field(path, "without data", "'zero_data: true' or a 'data_file' is expected"));
-        }
-        Ok(Self { dims, file })
-    }
-}
-
-/// Reads `name=value`, `name=[value, value]`, `name=file:FILE`, `name=npz:FILE:ARRAY` and `name=metadata:KEY+KEY`.
-fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
-    let form = "'name=value', 'name=[value, value]', 'name=file:FILE', 'name=npz:FILE:ARRAY' or 'name=metadata:KEY', \
-                separated by spaces or commas, is expected";
-    let written = parameters::assignments("initial_states", text, form)?;
-    if written.iter().any(|(_, value)| *value == Assigned::List(Vec::new())) {
-        return Err(bad("initial_states", text, form));
-    }
-    let value = |written| match written {
-        Assigned::List(values) => InitialValue::List(values),
-        Assigned::One(value) => match value.split_once(':') {
-            Some(("file", file)) => InitialValue::File(file.to_owned()),
-            Some(("npz", rest)) => array(rest),
-            Some(("metadata", keys)) => metadata(keys),
-            _ => InitialValue::Fill(value),
-        },
-    };
-    Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
-}
-
-/// Reads `FILE:ARRAY` or `FILE`.
-fn array(text: &str) -> InitialValue {
-    let (file, name) = text.split_once(':').map_or((text, None), |(file, name)| (file, Some(name.to_owned())));
-    InitialValue::Array { file: file.to_owned(), name }
-}
-
-/// Reads `KEY`, `KEY+KEY` or `KEY+zeros`: with that, zeros fill the rest of the row.
-fn metadata(text: &str) -> InitialValue {
-    let mut keys: Vec<String> = text.split('+').map(str::to_owned).collect();
-    let then_zeros = keys.len() > 1 && keys.last().is_some_and(|last| last == ZEROS);
-    if then_zeros {
-        keys.pop();
-    }
-    InitialValue::Metadata { keys, then_zeros }
-}
-
-const ZEROS: &str = "zeros";
-
 /// The word for the batch dimension in `state_dims`.
 const BATCH: &str = "batch";
 
@@ -398,21 +308,12 @@ impl StateLimits {
     }
 }
 
-/// Bytes of memory that this process may use: the machine's, or what its control group allows.
-pub(super) fn machine_memory() -> usize {
-    let system = sysinfo::System::new_with_specifics(
-        sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
-    );
-    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
-    usize::try_from(system.total_memory().min(group)).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::Config;
     use super::*;
+    use crate::config::Config;
 
     fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let batching = json!({ "direct": {}, "state": state });

@@ -103,7 +103,7 @@ impl Drop for Charge {
     }
 }
 
-/// A row of a tensor whose size varies. Strings are kept in Triton's form (see [`super::strings`]). `T` are tensors that
+/// A row of a tensor whose size varies. Strings are kept in Triton's form (see [`rows::strings`]). `T` are tensors that
 /// the sequences of a batch can share.
 pub struct Varying<T> {
     dims: Vec<i64>,

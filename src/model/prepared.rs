@@ -168,7 +168,7 @@ impl Prepared {
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
-        let mut sources = InitialSources::read(repository, &config.states, metadata)?;
+        let mut sources = InitialSources::read(repository, config.states.initial_files(), metadata)?;
         let has_default = |pair: &&StatePair| signature.defaults.iter().any(|info| info.name == pair.input);
         let with_defaults: Vec<&str> = plan.pairs.iter().filter(has_default).map(|pair| pair.input.as_str()).collect();
         if !with_defaults.is_empty() {

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_ModelInstance, call};
 
-use super::error::{Error, check};
+use super::error::{Code, Error, check};
 use super::model::Model;
 use super::request::Request;
 
@@ -176,5 +176,5 @@ fn note(reported: Result<(), Error>) {
 }
 
 fn missing(what: &str) -> Error {
-    Error::new(super::Code::Internal, format!("Triton gave no {what}"))
+    Error::new(Code::Internal, format!("Triton gave no {what}"))
 }

@@ -13,7 +13,8 @@ use triton_sys::{
     TRITONSERVER_Parameter, call,
 };
 
-use super::error::{Error, check};
+use super::error::{Code, Error, check};
+use super::types::c_name;
 
 /// A name with a description. Its metrics differ by their labels.
 pub struct Family(NonNull<TRITONSERVER_MetricFamily>);
@@ -38,11 +39,11 @@ impl Family {
     }
 
     fn new(kind: TRITONSERVER_MetricKind, name: &str, description: &str) -> Result<Self, Error> {
-        let (name, description) = (super::request::c_name(name), super::request::c_name(description));
+        let (name, description) = (c_name(name), c_name(description));
         let mut family = ptr::null_mut();
         // SAFETY: the texts live during the call and are copied.
         unsafe { check(call!(TRITONSERVER_MetricFamilyNew(&mut family, kind, name.as_ptr(), description.as_ptr())))? };
-        NonNull::new(family).map(Self).ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric family"))
+        NonNull::new(family).map(Self).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric family"))
     }
 }
 
@@ -98,8 +99,7 @@ impl Drop for Args {
 impl Metric {
     /// A counter or gauge without `args`, a histogram with them.
     fn new(family: &Arc<Family>, labels: &[(&str, &str)], args: Option<&Args>) -> Result<Self, Error> {
-        let texts: Vec<(CString, CString)> =
-            labels.iter().map(|(name, value)| (super::request::c_name(name), super::request::c_name(value))).collect();
+        let texts: Vec<(CString, CString)> = labels.iter().map(|(name, value)| (c_name(name), c_name(value))).collect();
         let mut parameters: Vec<*const TRITONSERVER_Parameter> = Vec::new();
         let kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
         let mut metric = ptr::null_mut();
@@ -123,9 +123,8 @@ impl Metric {
             made
         };
         made?;
-        let raw = NonNull::new(metric)
-            .map(RawMetric)
-            .ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric"))?;
+        let raw =
+            NonNull::new(metric).map(RawMetric).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric"))?;
         Ok(Self { raw, _family: family.clone() })
     }
 }

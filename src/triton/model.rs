@@ -4,10 +4,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 
-use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, call};
+use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, TRITONSERVER_Message, call};
 
 use super::error::{Code, Error, check};
-use super::message;
 
 /// Version of the configuration's JSON.
 const CONFIG_VERSION: u32 = 1;
@@ -38,7 +37,7 @@ impl Backend {
         // SAFETY: alive by `new`; the message stays the backend's.
         unsafe {
             check(call!(TRITONBACKEND_BackendConfig(self.0.as_ptr(), &mut config)))?;
-            message::json(config)
+            json(config)
         }
     }
 
@@ -94,7 +93,7 @@ impl Model {
         // SAFETY: alive by `new`; the message is handed over.
         unsafe {
             check(call!(TRITONBACKEND_ModelConfig(self.0.as_ptr(), CONFIG_VERSION, &mut config)))?;
-            message::take_json(config)
+            take_json(config)
         }
     }
 
@@ -109,7 +108,7 @@ impl Model {
     /// Replaces the configuration while the model is loaded. Triton takes `max_batch_size`, `input`, `output` and, if
     /// there is none, the scheduling, and ignores the rest.
     pub fn set_config_json(self, json: &[u8]) -> Result<(), Error> {
-        message::with_json(json, |config| {
+        with_json(json, |config| {
             // SAFETY: alive by `new`; the message lives during the call, which copies it.
             unsafe { check(call!(TRITONBACKEND_ModelSetConfig(self.0.as_ptr(), CONFIG_VERSION, config))) }
         })
@@ -130,5 +129,45 @@ impl Model {
     pub unsafe fn set_state(self, state: *mut c_void) -> Result<(), Error> {
         // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
         unsafe { check(call!(TRITONBACKEND_ModelSetState(self.0.as_ptr(), state))) }
+    }
+}
+
+/// Copies the JSON out of a message.
+///
+/// # Safety
+/// `message` must be alive; it stays the caller's.
+unsafe fn json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error> {
+    let (mut base, mut size) = (std::ptr::null(), 0);
+    // SAFETY: the caller promises that the message is alive. Its text is copied while it is.
+    unsafe {
+        check(call!(TRITONSERVER_MessageSerializeToJson(message, &mut base, &mut size)))?;
+        Ok(std::slice::from_raw_parts(base.cast::<u8>(), size).to_vec())
+    }
+}
+
+/// Calls `use_it` with a message that has this JSON.
+fn with_json(json: &[u8], use_it: impl FnOnce(*mut TRITONSERVER_Message) -> Result<(), Error>) -> Result<(), Error> {
+    let mut message = std::ptr::null_mut();
+    // SAFETY: the text lives during the call, which copies it.
+    unsafe {
+        let make = call!(TRITONSERVER_MessageNewFromSerializedJson(&mut message, json.as_ptr().cast(), json.len()));
+        check(make)?;
+    }
+    let used = use_it(message);
+    // SAFETY: made above, deleted once, after its last use.
+    unsafe { check(call!(TRITONSERVER_MessageDelete(message)))? };
+    used
+}
+
+/// As [`json`], and deletes the message.
+///
+/// # Safety
+/// `message` must be alive and the caller's to delete.
+unsafe fn take_json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error> {
+    // SAFETY: alive, and deleted once, after its last use.
+    unsafe {
+        let text = json(message);
+        check(call!(TRITONSERVER_MessageDelete(message)))?;
+        text
     }
 }

@@ -10,8 +10,8 @@ use rows::tensor::{DataType, element_count};
 use smallvec::SmallVec;
 
 use super::error::{Code, Error};
-use super::request::{Elements, NotCopied, Piece, RawDims, RawInput, RawRequest, copy_buffers, copy_part};
-use super::response::OutputMemory;
+use super::input::{Elements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
+use super::raw::{OutputMemory, RawRequest};
 
 /// A row of a request.
 pub(super) struct Part {

@@ -1,4 +1,6 @@
-//! Triton's numbers for data types.
+//! How Triton writes data types and names.
+
+use std::ffi::CString;
 
 use rows::tensor::DataType;
 use triton_sys::TRITONSERVER_DataType;
@@ -28,4 +30,9 @@ pub fn data_type(raw: TRITONSERVER_DataType) -> Option<DataType> {
 /// The number that Triton gives the type.
 pub fn raw_data_type(data_type: DataType) -> TRITONSERVER_DataType {
     TYPES.iter().find(|(known, _)| *known == data_type).map_or(triton_sys::TRITONSERVER_TYPE_INVALID, |(_, raw)| *raw)
+}
+
+/// A name for Triton. No tensor's name has a NUL; one that had would become empty.
+pub fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
 }

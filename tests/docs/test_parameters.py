@@ -19,7 +19,7 @@ def documented(page: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-PARAMETERS = names("src/config/parameters.rs", "KNOWN") + names("src/config/providers.rs", "CUDA_PARAMETERS")
+PARAMETERS = names("src/config/parameters.rs", "KNOWN") + names("src/config/parameters.rs", "CUDA_PARAMETERS")
 #: The page has it in a sentence, as it has no effect.
 WITHOUT_EFFECT = "error_inject_rate"
 

@@ -1,6 +1,6 @@
-//! Initial values in NumPy's .npz files.
+//! Reads the elements of tensors: from text, and from NumPy's .npz files.
 //!
-//! An array must have the state's type; its shape is checked before its data is read. Its byte order and its order of
+//! An array of a file must have the state's type; its shape is checked before its data is read. Its byte order and its order of
 //! elements may be any.
 
 use std::fmt::Display;
@@ -13,11 +13,54 @@ use rows::tensor::{DataType, Dims, element_count};
 use stateful_convert::npz::{EXTENSION, brief, read_header};
 use zip::ZipArchive;
 
-use super::InitialContent;
+use super::bound::InitialContent;
+
+/// One element, read from text, or why the type does not have that value.
+pub(super) fn element_bytes(data_type: DataType, text: &str) -> Result<Vec<u8>, String> {
+    let error = |allowed: &str| format!("'{text}' is no {data_type}: {allowed} is expected");
+    macro_rules! integer {
+        ($type:ty) => {
+            match text.parse::<$type>() {
+                Ok(number) => Ok(number.to_ne_bytes().to_vec()),
+                Err(_) => Err(error(&format!("a whole number from {} to {}", <$type>::MIN, <$type>::MAX))),
+            }
+        };
+    }
+    // A number that is too large becomes infinity when it is read. Infinity itself is written without a digit.
+    let may_be_infinite = !text.contains(|letter: char| letter.is_ascii_digit());
+    macro_rules! float {
+        ($read:expr, $largest:literal) => {
+            match text.parse().map($read) {
+                Ok(number) if number.is_finite() || may_be_infinite => Ok(number.to_ne_bytes().to_vec()),
+                _ => Err(error(concat!("a number from -", $largest, " to ", $largest))),
+            }
+        };
+    }
+    match data_type {
+        DataType::Bool => match text {
+            "true" | "1" => Ok(vec![1]),
+            "false" | "0" => Ok(vec![0]),
+            _ => Err(error("true or false, 1 or 0")),
+        },
+        DataType::Uint8 => integer!(u8),
+        DataType::Uint16 => integer!(u16),
+        DataType::Uint32 => integer!(u32),
+        DataType::Uint64 => integer!(u64),
+        DataType::Int8 => integer!(i8),
+        DataType::Int16 => integer!(i16),
+        DataType::Int32 => integer!(i32),
+        DataType::Int64 => integer!(i64),
+        DataType::Fp16 => float!(half::f16::from_f64, "65504"),
+        DataType::Bf16 => float!(half::bf16::from_f64, "3.3895e38"),
+        DataType::Fp32 => float!(|number: f32| number, "3.4028e38"),
+        DataType::Fp64 => float!(|number: f64| number, "1.7976e308"),
+        DataType::Bytes => Err(format!("'{text}' is given for a {data_type}, which only a request can carry")),
+    }
+}
 
 /// Reads the array `array`, else the one called `state`, else the only one. `dims_of_row` checks the shape, and
 /// makes of it the dims of a row.
-pub fn read(
+pub(super) fn read_npz(
     bytes: &[u8],
     array: Option<&str>,
     state: &str,
@@ -181,7 +224,7 @@ mod tests {
     }
 
     fn content(file: &[u8], array: Option<&str>, data_type: DataType) -> Result<(Vec<i64>, InitialContent), String> {
-        read(file, array, "s", data_type, |shape| Ok(shape.to_vec()), 1000)
+        read_npz(file, array, "s", data_type, |shape| Ok(shape.to_vec()), 1000)
     }
 
     fn bytes<T: bytemuck::Pod>(values: &[T]) -> InitialContent {

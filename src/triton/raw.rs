@@ -1,0 +1,167 @@
+//! A request and its response as Triton lends and takes them: the calls, and who gives which object back when.
+
+use std::ffi::{CStr, CString};
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+
+use gpu_rows::Foreign;
+use rows::client::ClientBytesMut;
+use rows::tensor::DataType;
+use rows::{NoMemory, reserve};
+use sequences::SequenceId;
+use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, call};
+
+use super::error::{Code, Error, check};
+use super::types;
+
+/// A request, which its owner answers once and releases once.
+pub struct RawRequest(pub(super) NonNull<TRITONBACKEND_Request>);
+
+// SAFETY: Triton lets a request be answered and released by any thread; its owner does so from one at a time.
+unsafe impl Send for RawRequest {}
+// SAFETY: several threads may have rows of one request. They make calls that only read it. The response is made once,
+// by the row that is answered last, and the release comes when no row is left.
+unsafe impl Sync for RawRequest {}
+
+/// A response that has not been sent. Dropping it deletes it.
+pub struct RawResponse(NonNull<TRITONBACKEND_Response>);
+
+// SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
+unsafe impl Send for RawResponse {}
+
+/// Where Triton wants an output.
+pub enum OutputMemory<'a> {
+    /// On the host.
+    Host(ClientBytesMut<'a>),
+    /// In memory of a GPU, such as a client's shared memory.
+    Gpu(Foreign<'a>),
+}
+
+impl RawRequest {
+    pub const fn as_ptr(&self) -> *mut TRITONBACKEND_Request {
+        self.0.as_ptr()
+    }
+
+    /// An empty response to fill.
+    pub fn response(&self) -> Result<RawResponse, Error> {
+        let mut response = ptr::null_mut();
+        // SAFETY: the request is alive until it is released; the response is handed over.
+        unsafe {
+            check(call!(TRITONBACKEND_ResponseNew(&mut response, self.0.as_ptr())))?;
+            NonNull::new(response).map(RawResponse).ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
+        }
+    }
+
+    /// To be called once, when nothing uses the request any more.
+    pub fn release(&self) {
+        // SAFETY: alive until now and never used again.
+        let released = unsafe {
+            check(call!(TRITONBACKEND_RequestRelease(self.0.as_ptr(), triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL)))
+        };
+        if let Err(error) = released {
+            log::error!("a request could not be released: {error}");
+        }
+    }
+}
+
+impl RawResponse {
+    /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
+    /// calls return the same memory.
+    pub fn output(
+        &self,
+        name: &CStr,
+        data_type: DataType,
+        dims: &[i64],
+        bytes: usize,
+    ) -> Result<OutputMemory<'_>, Error> {
+        check_memory(bytes)?;
+        let mut output = ptr::null_mut();
+        let mut data = ptr::null_mut();
+        let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
+        // SAFETY: the response is alive; name and dims live during the call, which copies them.
+        unsafe {
+            let data_type = types::raw_data_type(data_type);
+            check(call!(TRITONBACKEND_ResponseOutput(
+                self.0.as_ptr(),
+                &mut output,
+                name.as_ptr(),
+                data_type,
+                dims.as_ptr(),
+                dims.len() as u32
+            )))?;
+            check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
+        }
+        let on_host = memory != triton_sys::TRITONSERVER_MEMORY_GPU || bytes == 0;
+        // SAFETY: Triton allocated that many bytes, where it says, for this output alone. They live as long as the
+        // response, which is borrowed.
+        Ok(unsafe {
+            if on_host {
+                OutputMemory::Host(ClientBytesMut::new(data.cast(), bytes))
+            } else {
+                OutputMemory::Gpu(Foreign::new(device as i32, data.expose_provenance() as u64, bytes))
+            }
+        })
+    }
+
+    /// Adds the id of the request's sequence as parameter `stateful_sequence_id`, if the server has parameters of
+    /// responses. The parameter isn't called `sequence_id`, because in an ensemble it would then become the id of the
+    /// next step's request.
+    pub fn set_sequence_id(&self, id: &SequenceId) -> Result<(), Error> {
+        let name = c"stateful_sequence_id".as_ptr();
+        let raw = self.0.as_ptr();
+        let set = match id {
+            // SAFETY: the response is alive; the name lives as long as the program.
+            SequenceId::Number(number) => unsafe {
+                check(call!(TRITONBACKEND_ResponseSetIntParameter(raw, name, number.cast_signed())))
+            },
+            SequenceId::Name(_) => {
+                let id = CString::new(id.to_bytes()).unwrap_or_default();
+                // SAFETY: as above; the call copies the id.
+                unsafe { check(call!(TRITONBACKEND_ResponseSetStringParameter(raw, name, id.as_ptr()))) }
+            }
+        };
+        match set {
+            Err(error) if error.code == Code::Unsupported => Ok(()),
+            set => set,
+        }
+    }
+
+    /// Sends it as the final response, with the error if there is one.
+    pub fn send(self, error: Option<Error>) -> Result<(), Error> {
+        let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());
+        let raw = ManuallyDrop::new(self).0.as_ptr();
+        // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
+        unsafe {
+            let sent =
+                check(call!(TRITONBACKEND_ResponseSend(raw, triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error)));
+            if !error.is_null() {
+                let _ = call!(TRITONSERVER_ErrorDelete(error));
+            }
+            sent
+        }
+    }
+}
+
+impl Drop for RawResponse {
+    fn drop(&mut self) {
+        // SAFETY: alive and not sent, or `send` would not drop it.
+        let deleted = unsafe { check(call!(TRITONBACKEND_ResponseDelete(self.0.as_ptr()))) };
+        if let Err(error) = deleted {
+            log::error!("a response could not be deleted: {}", error.message);
+        }
+    }
+}
+
+/// Fails if there is not so much memory. Otherwise the front end's allocator would throw an exception, which would end
+/// the server.
+fn check_memory(bytes: usize) -> Result<(), Error> {
+    const LARGE: usize = 1 << 20;
+    if bytes < LARGE {
+        return Ok(());
+    }
+    reserve::<u8>(bytes).map(drop).map_err(no_memory)
+}
+
+pub(super) fn no_memory(error: NoMemory) -> Error {
+    Error::new(Code::Unavailable, format!("no memory for an output: {error}"))
+}
