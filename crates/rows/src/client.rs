@@ -11,7 +11,7 @@
 //!    writes during the copy, the copy mixes old and new bytes. This affects only that client.
 //! 3. We write every byte of an output. Otherwise its client could read what the memory held before.
 //!
-//! Not for: memory of GPUs ([`super::device`]).
+//! Not for: memory of GPUs, which the crate `gpu-rows` has.
 
 use std::marker::PhantomData;
 use std::ops::Range;
