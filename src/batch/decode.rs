@@ -157,20 +157,15 @@ impl Expected {
         };
         let far: Vec<_> = rows.iter().enumerate().flat_map(far).collect();
         let mut requests: Vec<_> = rows.iter_mut().map(|row| &mut row.request).collect();
-        let copied = panic::catch(|| Request::copy_inputs(&mut requests, &far));
-        let copied: Vec<Result<(), RequestError>> = match copied {
+        match panic::catch(|| Request::copy_inputs(&mut requests, &far)) {
             Ok(copied) => {
-                let inputs = copied.into_iter().zip(&far);
-                inputs
-                    .map(|(copied, &(_, index))| copied.map_err(|error| self.inputs[index].not_copied(error)))
-                    .collect()
+                for (&(row, index), copied) in far.iter().zip(copied) {
+                    if let Err(error) = copied {
+                        rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error)));
+                    }
+                }
             }
-            Err(panic) => far.iter().map(|_| Err(panic.clone().into())).collect(),
-        };
-        for (&(row, _), copied) in far.iter().zip(copied) {
-            if let Err(error) = copied {
-                rows[row].problem.get_or_insert_with(|| Box::new(error));
-            }
+            Err(panic) => rows.iter_mut().for_each(|row| row.problem = Some(Box::new(panic.clone().into()))),
         }
     }
 

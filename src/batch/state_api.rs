@@ -37,17 +37,6 @@ const PARAMETERS: [(&str, Read); 9] = [
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];
 
-/// Their names.
-const NAMES: [&str; PARAMETERS.len()] = {
-    let mut names = [""; PARAMETERS.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = PARAMETERS[index].0;
-        index += 1;
-    }
-    names
-};
-
 /// Digits of the largest number of steps.
 const MOST_DIGITS: usize = 20;
 
@@ -120,7 +109,8 @@ impl StateReader {
     /// The parameters of a request; `None` if it has none of the State API's.
     pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
         let mut asked: Option<Box<StateRequest>> = None;
-        for (name, value) in request.parameters(&NAMES) {
+        let names = PARAMETERS.map(|(name, _)| name);
+        for (name, value) in request.parameters(&names) {
             let Some(api) = &self.api else { return Err(RequestError::StateApiOff(name.to_owned())) };
             if let Some((_, read)) = PARAMETERS.iter().find(|(known, _)| *known == name) {
                 read(asked.get_or_insert_default(), api, name, value)?;

@@ -111,7 +111,8 @@ fn copy(from: &mut FileBytes, part: Part, end: usize, depth: usize, to: &mut Vec
     (from.remaining() == end).then_some(())
 }
 
-/// A file for protobuf's decoder. What is skipped is not read. After an error, the rest of the file is zeros.
+/// A file that protobuf's decoder reads from. Bytes that it skips are not read from the disk. After an error, the rest of
+/// the file is zeros.
 struct FileBytes {
     file: File,
     chunk: Vec<u8>,

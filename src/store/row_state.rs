@@ -46,7 +46,7 @@ impl RowState {
         self.start || self.lease.is_none()
     }
 
-    /// Nobody knows what its state is now: its sequence ends with it.
+    /// The state is lost, so the sequence ends with this request.
     pub fn spoil(&mut self) {
         if let Some(lease) = &mut self.lease {
             lease.spoil();

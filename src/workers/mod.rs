@@ -436,17 +436,14 @@ impl Shared {
             row
         };
         let answered = instance.execute_rows(ready.into_iter().map(row).collect());
-        let mut dropped: Vec<u32> = Vec::new();
         let mut finished: Vec<_> = answered.iter().filter_map(|of| of.finished).collect();
+        let settled = instance.sequences().finish(answered);
         if finished.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
-            let is_dropped = |lane: &&u32| answered.iter().all(|of| of.finished.is_none_or(|of| of.lane != **lane));
-            dropped.extend(lanes.iter().filter(is_dropped));
-            finished.extend(dropped.iter().map(|&lane| Finished::lost(lane)));
-        }
-        let settled = instance.sequences().finish(answered);
-        if !dropped.is_empty() {
-            instance.end(&dropped.iter().map(|&lane| Over { lane, expired: false }).collect::<Vec<_>>());
+            let is_dropped = |lane: &&u32| finished.iter().all(|of| of.lane != **lane);
+            let dropped: Vec<_> = lanes.iter().filter(is_dropped).map(|&lane| Over { lane, expired: false }).collect();
+            instance.end(&dropped);
+            finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
         instance.sequences().finish_payload(number, Vec::new());
         let (now, mut wake) = (Instant::now(), Vec::new());

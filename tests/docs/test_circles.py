@@ -1,33 +1,38 @@
-"""No two files of a crate import each other, directly or around."""
+"""No two files of a crate, or of a module of the backend, import each other, directly or through others.
+
+A `mod.rs` or `lib.rs` that only declares and re-exports its children does not count as a file. An import through it counts
+as an import of the child.
+"""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.paths import ROOT
 
-CRATES = ["crates/convert"]
-
-# To the end of the file, because tests come last.
-TESTS = re.compile(
-    r"^#\[cfg\((?:test|any\(test, feature = \"fuzzing\"\))\)\]\n(?:pub(?:\(crate\))? )?mod .*", re.M | re.S
+FOLDERS = (
+    *(f"src/{module}" for module in ("binding", "completion", "config", "triton")),
+    "crates/convert/src",
 )
-NO_CODE = re.compile(r"//.*|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])'")
+COMMENT = re.compile(r"//.*")
+TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
+USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)
+PATH = re.compile(r"\b\w+(?:::\w+)+")
+DECLARATION = re.compile(
+    r"#!?\[[^\]]*\]|(?:pub(?:\([a-z:: ]+\))? )?mod \w+;|(?:pub(?:\([a-z:: ]+\))? )?use [^;]+;", re.MULTILINE
+)
+
+#: A module inside a file.
 INLINE = re.compile(r"\bmod \w+ \{")
-MODULE = re.compile(r"^(?:#\[path = \"(?P<path>.*?)\"\]\n)?(?:pub(?:\(\w+\))? )?mod (?P<name>\w+);", re.M)
-USE = re.compile(r"\buse ([^;]+);")
-PATH = re.compile(r"(?<!:)\b(?:crate|self|super)(?:::\w+)+")
 
 Module = tuple[str, ...]
 
 
 def code_of(file: Path) -> str:
-    """The code without tests, comments and texts. What a module inside the file calls `super` is the file."""
-    code = NO_CODE.sub("", TESTS.sub("", file.read_text()))
-    inline = list(INLINE.finditer(code))
-    for start in (found.end() for found in reversed(inline)):
+    """The code without comments and tests. What a module inside the file calls `super` is the file."""
+    code = TESTS.split(COMMENT.sub("", file.read_text()))[0]
+    for start in (found.end() for found in reversed(list(INLINE.finditer(code)))):
         end, depth = start, 1
         while depth:
             depth += {"{": 1, "}": -1}.get(code[end], 0)
@@ -36,120 +41,115 @@ def code_of(file: Path) -> str:
     return code
 
 
-def modules(root: Path) -> dict[Module, Path]:
-    """The file of each module of a library or a program, by its path from the root."""
-    found: dict[Module, Path] = {(): root}
-    waiting: list[Module] = [()]
-    while waiting:
-        module = waiting.pop()
-        file = found[module]
-        folder = file.parent if file.stem in ("lib", "main", "mod") else file.parent / file.stem
-        for declared in MODULE.finditer(TESTS.sub("", file.read_text())):
-            inner = (*module, declared["name"])
-            candidates = [folder / f"{inner[-1]}.rs", folder / inner[-1] / "mod.rs"]
-            if declared["path"]:
-                candidates = [folder / declared["path"]]
-            found[inner] = next(candidate for candidate in candidates if candidate.exists())
-            waiting.append(inner)
-    return found
-
-
-def spread(tree: str) -> Iterator[list[str]]:
-    """The paths of a `use`: `a::{b, c::{d, e}}` has three."""
-    start, brace, rest = tree.strip().partition("{")
-    front = [part.split(" as ")[0].strip() for part in start.split("::") if part.strip()]
-    if not brace:
-        yield front
-        return
-    depth, part = 0, ""
-    for letter in rest[: rest.rindex("}")]:
+def paths_of(tree: str) -> list[list[str]]:
+    """The paths of a `use`: `a::{b, c::{d as e, f}}` has `a::b`, `a::c::d` and `a::c::f`."""
+    head, _, group = tree.partition("{")
+    prefix = [part for part in head.strip().split("::") if part]
+    if not group:
+        return [[part.split(" as ")[0].strip() for part in prefix]]
+    items, depth = [""], 0
+    for letter in group.rstrip().removesuffix("}"):
         depth += (letter == "{") - (letter == "}")
         if letter == "," and depth == 0:
-            yield from ([*front, *inner] for inner in spread(part)) if part.strip() else ()
-            part = ""
+            items.append("")
         else:
-            part += letter
-    if part.strip():
-        yield from ([*front, *inner] for inner in spread(part))
+            items[-1] += letter
+    return [prefix + path for item in items if item.strip() for path in paths_of(item)]
 
 
-def resolved(path: list[str], module: Module, known: dict[Module, Path]) -> Module | None:
-    """The module that a path leads to; none for other crates."""
-    at = module
-    if path[0] == "crate":
-        at = ()
-    elif path[0] == "super":
-        at = module[:-1]
-    elif path[0] != "self" and (*module, path[0]) not in known:
-        return None
-    for name in path if path[0] not in ("crate", "self", "super") else path[1:]:
-        if name == "super":
-            at = at[:-1]
-        elif (*at, name) in known:
-            at = (*at, name)
-        else:
-            break
-    return at
+def files_of(folder: Path) -> dict[Module, str]:
+    """The code of each file without comments and tests, by the path of its module from the crate's root."""
+    sources = {}
+    for file in sorted(folder.rglob("*.rs")):
+        if "tests" not in file.stem:
+            module = file.relative_to(root_of(folder)).with_suffix("").parts
+            sources[module[:-1] if module[-1] in ("mod", "lib") else module] = code_of(file)
+    return sources
 
 
-def imports(root: Path) -> dict[Path, set[Path]]:
-    """The files that each file imports."""
-    known = modules(root)
-    found: dict[Path, set[Path]] = {file: set() for file in known.values()}
-    for module, file in known.items():
-        code = code_of(file)
-        paths = [path for tree in USE.findall(code) for path in spread(tree)]
-        paths += [path.split("::") for path in PATH.findall(USE.sub("", code))]
-        # A module that this file declares is named without a prefix.
-        children = [inner[-1] for inner in known if inner and inner[:-1] == module]
-        paths += [[name] for name in children if re.search(rf"(?<![\w:]){name}::", USE.sub("", code))]
-        reached = {resolved(path, module, known) for path in paths if path}
-        found[file] |= {known[other] for other in reached if other is not None and known[other] != file}
+def root_of(folder: Path) -> Path:
+    """The folder of the crate's root."""
+    return folder if (folder / "lib.rs").exists() else folder.parent
+
+
+def named_in(module: Module, code: str) -> list[Module]:
+    """The paths that a module's code names, from the crate's root."""
+    uses = [path for tree in USE.findall(code) for path in paths_of(tree)]
+    found = []
+    for path in uses + [match.split("::") for match in PATH.findall(USE.sub("", code))]:
+        match path[0]:
+            case "crate":
+                found.append(tuple(path[1:]))
+            case "super":
+                up = next(count for count, part in enumerate([*path, ""]) if part != "super")
+                found.append((*module[: len(module) - up], *path[up:]))
+            case "self":
+                found.append((*module, *path[1:]))
+            case _:
+                found.append((*module, *path))
     return found
 
 
-def circles(graph: dict[Path, set[Path]]) -> list[set[Path]]:
-    """Files that reach each other."""
+def imports(folder: Path) -> dict[Module, set[Module]]:
+    """Which files each file of a folder imports."""
+    sources = files_of(folder)
+    named = {module: named_in(module, code) for module, code in sources.items()}
+    # A `mod.rs` without code of its own.
+    doors = {
+        module
+        for module, code in sources.items()
+        if any((root_of(folder).joinpath(*module) / name).exists() for name in ("mod.rs", "lib.rs"))
+        and not DECLARATION.sub("", code).strip()
+    }
 
-    def reached_from(file: Path) -> set[Path]:
-        reached: set[Path] = set()
-        waiting = [file]
-        while waiting:
-            new = graph[waiting.pop()] - reached
-            reached |= new
-            waiting += new
-        return reached
+    def file_of(path: Module) -> Module | None:
+        """The file that has what a path names; behind a door, the child that is re-exported."""
+        module = next((path[:end] for end in range(len(path), -1, -1) if path[:end] in sources), None)
+        if module not in doors:
+            return module
+        return next((file_of(target) for target in named[module] if target[-1:] == path[len(module) :][:1]), None)
 
-    reached = {file: reached_from(file) for file in graph}
-    found: list[set[Path]] = []
-    for file in graph:
-        circle = {other for other in reached[file] if file in reached[other]}
-        if circle and circle not in found:
-            found.append(circle)
-    return found
-
-
-def roots(crate: str) -> list[Path]:
-    return [file for name in ("lib.rs", "main.rs") if (file := ROOT / crate / "src" / name).exists()]
-
-
-@pytest.mark.parametrize("crate", CRATES)
-def test_no_files_import_each_other(crate: str):
-    found = [circle for root in roots(crate) for circle in circles(imports(root))]
-    assert not found, [sorted(str(file.relative_to(ROOT / crate / "src")) for file in circle) for circle in found]
+    return {
+        module: {file for file in map(file_of, paths) if file is not None and file != module}
+        for module, paths in named.items()
+        if module not in doors
+    }
 
 
-@pytest.mark.parametrize("crate", CRATES)
-def test_the_check_sees_every_file(crate: str):
-    seen = {file for root in roots(crate) for file in modules(root).values()}
-    assert {file for file in (ROOT / crate / "src").rglob("*.rs") if "tests" not in file.stem} == seen
-    assert sum(len(imported) for root in roots(crate) for imported in imports(root).values()) > len(seen)
+def circles(folder: Path) -> list[list[str]]:
+    """The sets of files in which each one imports every other, directly or through others; the largest first."""
+    reached = imports(folder)
+    for via in reached:
+        for module in reached:
+            if via in reached[module]:
+                reached[module] = reached[module] | reached[via]
+    sets = {frozenset(other for other in reached[module] if module in reached[other]) for module in reached}
+    names = [sorted("/".join(module[1:]) or "mod" for module in found) for found in sets if found]
+    return sorted(names, key=len, reverse=True)
 
 
-def test_a_circle_is_found(tmp_path: Path):
-    (tmp_path / "lib.rs").write_text("mod a;\nmod b;\npub use a::one;\n")
-    (tmp_path / "a.rs").write_text("use std::{fmt, io};\nuse crate::b::{self, two};\npub fn one() {}\n")
-    (tmp_path / "b.rs").write_text("pub fn two() { super::a::one() }\n#[cfg(test)]\nmod tests { use crate::one; }\n")
-    assert circles(imports(tmp_path / "lib.rs")) == [{tmp_path / "a.rs", tmp_path / "b.rs"}]
-    (tmp_path / "b.rs").write_text("pub fn two() {}\n")
-    assert circles(imports(tmp_path / "lib.rs")) == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_files_import_each_other(folder):
+    found = imports(ROOT / folder)
+    assert len(found) > 5 and sum(map(len, found.values())) > len(found) / 2, f"{folder}: the imports aren't read"
+    assert circles(ROOT / folder) == []
+
+
+def test_circles_are_found_directly_around_and_behind_a_door(tmp_path):
+    files = {
+        "mod": "mod a;\nmod b;\nmod c;\nmod d;\npub use c::C;\n",
+        "a": "use super::{b::{B, other}, d};\n",
+        "b": "// use super::a;\nfn f() -> super::C {}\n",
+        "c": "use crate::door::a::A;\n",
+        "d": "use std::fmt;\n#[cfg(test)]\nmod tests {\n    use super::super::a::A;\n}\n",
+    }
+    folder = tmp_path / "door"
+    folder.mkdir()
+    for name, code in files.items():
+        (folder / f"{name}.rs").write_text(code)
+    assert circles(folder) == [["a", "b", "c"]]
+    (folder / "c.rs").write_text("use super::d::D;\n")
+    assert circles(folder) == []
+    (folder / "mod.rs").write_text(files["mod"] + "fn code() { a::run() }\n")
+    (folder / "d.rs").write_text("fn f() { super::code() }\n")
+    assert circles(folder) == [["a", "b", "c", "d", "mod"]]

@@ -71,7 +71,7 @@ pub enum Obstacle {
 
 /// Follows the steps from the axes that are given, or from those that lead to a recurrence.
 pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[String]) -> Result<Analysis, Obstacle> {
-    // A state has no steps of its own: what it holds is of the last one.
+    // A state has no axis of steps: it holds the values of the last step only.
     let inputs: Vec<&ValueInfoProto> =
         required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
     if !given.is_empty() {

@@ -62,7 +62,7 @@ pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis],
     let Ok(Prepared { model, mut graph, .. }) = prepared(bytes) else {
         return RowsInGraph::Unproven("the graph can't be read".to_owned());
     };
-    // An output that nobody fetches may mix rows without harm.
+    // Mixed rows in an output that isn't served harm nobody.
     graph.output.retain(|output| fetched.contains(&output.name()));
     prune(&mut graph);
     let followed = crate::batch::rows(&graph, opset(&model), rows);

@@ -97,15 +97,7 @@ impl Device {
             return Ok(device);
         }
         let _no_capture = while_nothing_is_captured();
-        #[cfg(any(test, feature = "simulated-device"))]
-        let is_simulated = cfg!(test) || SIMULATE.load(Ordering::Relaxed) || devices_for_cpu_instances() > 0;
-        #[cfg(not(any(test, feature = "simulated-device")))]
-        let is_simulated = false;
-        let driver: Box<dyn Driver> = match is_simulated {
-            #[cfg(any(test, feature = "simulated-device"))]
-            true => Box::new(simulated::Simulated::new(number)),
-            _ => Box::new(cuda::Cuda::open(number)?),
-        };
+        let driver = open_driver(number)?;
         let device = Arc::new(Self::new(number, driver)?);
         devices.insert(number, Arc::downgrade(&device));
         Ok(device)
@@ -173,6 +165,14 @@ impl Device {
         let memory = self.driver.allocate_pinned(bytes.max(1))?;
         Ok(Pinned { device: self.clone(), memory, bytes })
     }
+}
+
+fn open_driver(number: i32) -> Result<Box<dyn Driver>, DeviceError> {
+    #[cfg(any(test, feature = "simulated-device"))]
+    if cfg!(test) || SIMULATE.load(Ordering::Relaxed) || devices_for_cpu_instances() > 0 {
+        return Ok(Box::new(simulated::Simulated::new(number)));
+    }
+    Ok(Box::new(cuda::Cuda::open(number)?))
 }
 
 impl Drop for Device {

@@ -26,8 +26,10 @@ const FREED: u8 = 0xdd;
 /// Bytes of freed memory that are kept, so that work that still uses them is found.
 const QUARANTINE: usize = 8 << 20;
 
-/// Bytes of the device's memory, unless `TRITON_STATEFUL_SIMULATED_BYTES` sets them: in servers, and in unit tests.
-const BYTES: [usize; 2] = [8 << 30, 64 << 20];
+/// Bytes of the device's memory in a server, unless `TRITON_STATEFUL_SIMULATED_BYTES` sets them.
+const BYTES: usize = 8 << 30;
+/// The same in unit tests.
+const BYTES_IN_UNIT_TESTS: usize = 64 << 20;
 
 unsafe extern "C" {
     fn triton_stateful_emulate_move_rows(moves: *const u8, count: u32, tiles: u32);
@@ -77,7 +79,8 @@ impl Simulated {
     pub fn new(number: i32) -> Self {
         let total = std::env::var("TRITON_STATEFUL_SIMULATED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
         let failure = std::env::var_os("TRITON_STATEFUL_SIMULATED_FAILURE").map(PathBuf::from);
-        let total = total.unwrap_or(BYTES[usize::from(super::devices_for_cpu_instances() == 0)]);
+        let is_server = super::devices_for_cpu_instances() > 0;
+        let total = total.unwrap_or(if is_server { BYTES } else { BYTES_IN_UNIT_TESTS });
         Self { number, total, failure, lost: OnceLock::new(), state: Mutex::default() }
     }
 

@@ -75,7 +75,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// A request whose sequence is over, because nobody knows its state.
+    /// A request that has lost the state of its sequence, which is over.
     pub const fn lost(lane: u32) -> Self {
         Self { lane, outcome: Outcome::Lost, ends: false }
     }

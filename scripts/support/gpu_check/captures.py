@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import sys
 import threading
@@ -23,6 +22,7 @@ from support.gpu_check.serving import (
     Sequences,
     Served,
     graphs,
+    run_one,
     serving,
     unload,
 )
@@ -35,16 +35,7 @@ LOADS = 4
 
 
 def main() -> int:
-    checks = {"failing": failing, "beside": beside}
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("check", choices=checks)
-    options = parser.parse_args()
-    findings = Findings()
-    try:
-        checks[options.check](findings)
-    except Exception as error:
-        findings.failed(options.check, error)
-    return findings.code
+    return run_one({"failing": failing, "beside": beside}, __doc__)
 
 
 def failing(findings: Findings) -> None:

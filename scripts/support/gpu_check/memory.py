@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 
@@ -26,6 +25,7 @@ from support.gpu_check.serving import (
     host_memory,
     inputs,
     random_values,
+    run_one,
     serving,
     unload,
 )
@@ -43,16 +43,10 @@ LEFT_FREE = 128 * MIB
 
 
 def main() -> int:
-    checks = {"concat": concat, "concat-graphs": concat_with_graphs, "growing": growing, "loads": loads, "full": full}
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("check", choices=checks)
-    options = parser.parse_args()
-    findings = Findings()
-    try:
-        checks[options.check](findings)
-    except Exception as error:
-        findings.failed(options.check, error)
-    return findings.code
+    return run_one(
+        {"concat": concat, "concat-graphs": concat_with_graphs, "growing": growing, "loads": loads, "full": full},
+        __doc__,
+    )
 
 
 # ---- from step to step

@@ -6,13 +6,14 @@ With STATEFUL_TEST_DEVICE=simulated, states are on the device that the tests sim
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import queue
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,9 +61,25 @@ class Findings:
         text = lambda number: f"{number:.3g}{unit}" if abs(number) < 1000 else f"{number:,.0f}{unit}"  # noqa: E731
         self(check, text(found), f"at most {text(allowed)}", found <= allowed)
 
-    def failed(self, check: str, error: Exception) -> None:
-        print(error, file=sys.stderr)
-        self(check, f"{type(error).__name__}: {str(error).splitlines()[0][:300]}", "no error", False)
+    @contextmanager
+    def guard(self, check: str) -> Iterator[None]:
+        """An error in the block is a finding that is wrong."""
+        try:
+            yield
+        except Exception as error:
+            print(error, file=sys.stderr)
+            self(check, f"{type(error).__name__}: {str(error).splitlines()[0][:300]}", "no error", False)
+
+
+def run_one(checks: Mapping[str, Callable[[Findings], None]], description: str | None) -> int:
+    """Carries out the check that the command line names. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("check", choices=checks)
+    options = parser.parse_args()
+    findings = Findings()
+    with findings.guard(options.check):
+        checks[options.check](findings)
+    return findings.code
 
 
 # ---- the server

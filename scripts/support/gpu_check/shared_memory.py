@@ -24,10 +24,8 @@ def main() -> int:
     if SIMULATED:
         findings.left_out(TITLE, "the simulated device has no memory that another process can open")
         return findings.code
-    try:
+    with findings.guard(TITLE):
         check(findings)
-    except Exception as error:
-        findings.failed(TITLE, error)
     return findings.code
 
 

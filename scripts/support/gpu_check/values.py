@@ -35,10 +35,8 @@ def main() -> int:
     if options.provider == "trt" and (lacks := _lacks_tensorrt()):
         findings.left_out("TensorRT", lacks)
         return findings.code
-    try:
+    with findings.guard(_title(options)):
         check(options, findings)
-    except Exception as error:
-        findings.failed(_title(options), error)
     return findings.code
 
 

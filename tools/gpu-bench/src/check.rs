@@ -156,7 +156,7 @@ fn values(random: &mut Rng, bytes: usize) -> Vec<u8> {
     // The high byte of each half: with this bit cleared, the exponent of neither type is all ones.
     made.iter_mut().skip(1).step_by(2).for_each(|byte| *byte &= !0x40);
     if random.bool() {
-        // Numbers near 1, of which most are no fp16.
+        // Numbers near 1. fp16 cannot represent most of them.
         let numbers = made.chunks_exact_mut(4);
         numbers.for_each(|number| {
             number.copy_from_slice(&(random.f32() * 4.0 - 2.0).to_ne_bytes());

@@ -77,7 +77,7 @@ fn measure(gpu: i32, effort: &Effort, states: &States) -> Result<Measured, Devic
     let (device, rows) = (Device::open(gpu)?, effort.rows);
     let row_bytes = states.layout.row_bytes();
     let slot_bytes = row_bytes.next_multiple_of(64);
-    // Twice as many slots as rows, of which every second one is used, so that no two of them are one piece.
+    // Only every second slot is used, so that no two rows are contiguous.
     let slots = device.allocate(2 * rows * states.count * slot_bytes)?;
     let batches = (0..states.count).map(|_| device.allocate(rows * row_bytes)).collect::<Result<Vec<_>, _>>()?;
     let (from, to) =

@@ -61,9 +61,9 @@ impl RowLayout {
     }
 }
 
-/// The shape of the rows of a batched tensor, of which some steps along one axis are copied.
+/// The shape of the rows of a batched tensor, for copies of some steps of a row along one axis.
 ///
-/// A *window* is some of these steps. Alone, its elements lie as in a tensor with the row's dims and the number of steps
+/// These steps are a *window*. Alone, its elements lie as in a tensor with the row's dims and the number of steps
 /// for the axis. The batch axis may be before or after the axis of the window, or missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {

@@ -134,6 +134,7 @@ pub struct Scheduler<R> {
 }
 
 impl<R> Scheduler<R> {
+    /// A scheduler without sequences.
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
         let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
         let next_scan = match rules.idle {

@@ -1,5 +1,7 @@
 //! What goes into the scheduler and what comes out.
 
+#![expect(missing_docs, reason = "the types and names say what they are")]
+
 use super::rules::IdleRule;
 use crate::SequenceId;
 

@@ -1,5 +1,7 @@
 //! What the configuration says about scheduling, and ids for STARTs without one.
 
+#![expect(missing_docs, reason = "the types and names say what they are")]
+
 use std::time::Duration;
 
 use crate::SequenceId;
