@@ -79,10 +79,20 @@ def test_after_a_broken_stream_the_server_says_which_steps_are_made(serve, deplo
         values = [int(value) for value in rng.integers(1, 100, 400)]
         sequence = Sequence(stream, model.name, retry=Retry(attempts=20, backoff=0.001, longest=0.05))
         sequence.info()
-        proxy.lose = lambda: str(rng.choice(["none", "request", "answer"], p=[0.9, 0.05, 0.05]))
+        # A failure that comes while a portion is sent would give its later values the numbers of the failed ones.
+        is_sent = threading.Event()
+        is_sent.set()
+
+        def lose() -> str:
+            is_sent.wait()
+            return str(rng.choice(["none", "request", "answer"], p=[0.9, 0.05, 0.05]))
+
+        proxy.lose = lose
         made = broken = 0
         while made < len(values):
+            is_sent.clear()
             futures = [sequence.send(fed(value)) for value in values[made : made + 20]]
+            is_sent.set()
             for future in futures:
                 error = future.exception()
                 broken += isinstance(error, Unavailable)
