@@ -435,6 +435,9 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let open = growing(&[("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1")]);
     let (code, text) = load(&triton, &open).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("open"), "{text}");
+    let graphs = config(&[0], &[("enable_cuda_graph", "1")]);
+    let (code, text) = triton.load_on(Some(0), "delay", &graphs, &onnx::delay_with_nonzero()).err().unwrap();
+    assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("node 'found' (NonZero)"), "{text}");
     // An option that is wrong is no want of a GPU.
     unknown["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
     refused(&unknown, invalid, &["nonsense=7"]);

@@ -31,7 +31,7 @@ use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
-use crate::session::{Library, Session};
+use crate::session::{Library, Session, unrepeatable};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
 use sequences::{Refusal, SequenceId};
@@ -123,7 +123,9 @@ impl Model {
         if sessions.providers().cuda_graph && !library.has_graph_ids() {
             return Err(LoadError::OneCudaGraph(library.version().to_owned()));
         }
-        if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
+        if sessions.providers().cuda_graph
+            && let Some(why) = binding.unfit_for_graphs().or_else(|| unrepeatable(sessions.source()))
+        {
             return Err(LoadError::CudaGraph(why));
         }
         let site = |placement: &Placement| {

@@ -17,6 +17,7 @@ mod nodes;
 mod open;
 mod output;
 mod providers;
+mod replay;
 mod signature;
 mod source;
 mod spec;
@@ -30,6 +31,7 @@ pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPat
 pub use nodes::{BatchScale, Nodes, Recurrence};
 pub use open::{OpenError, Provider, Session, SessionError};
 pub use output::MadeTensor;
+pub use replay::unrepeatable;
 pub use signature::{Signature, TensorInfo};
 pub use source::ModelSource;
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};

@@ -23,7 +23,7 @@ const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN
 const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
 
 /// Operators that give other values in each run. `Dropout` does so where it trains.
-const RANDOM: [&str; 7] =
+pub(super) const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
 
 /// What the nodes of a model say of its runs.
@@ -70,11 +70,7 @@ impl fmt::Display for BatchScale {
 impl Nodes {
     /// Reads the nodes of a model.
     pub fn of(source: &ModelSource) -> io::Result<Self> {
-        if source.bytes().is_none() {
-            return Ok(Self::new(&without_weights(source.file())?));
-        }
-        // Weights stay where they are: the decoder takes slices of these bytes.
-        Ok(Self::new(&ModelProto::decode(source.read()?).map_err(io::Error::other)?))
+        Ok(Self::new(&model_of(source)?))
     }
 
     fn new(model: &ModelProto) -> Self {
@@ -86,6 +82,15 @@ impl Nodes {
             scalar_outputs: scalar_outputs(model),
         }
     }
+}
+
+/// A model, without the large weights of its file.
+pub(super) fn model_of(source: &ModelSource) -> io::Result<ModelProto> {
+    if source.bytes().is_none() {
+        return without_weights(source.file());
+    }
+    // Weights stay where they are: the decoder takes slices of these bytes.
+    ModelProto::decode(source.read()?).map_err(io::Error::other)
 }
 
 fn batch_scale(model: &ModelProto) -> Option<BatchScale> {

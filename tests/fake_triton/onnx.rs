@@ -97,6 +97,17 @@ pub fn delay_with_concat() -> Vec<u8> {
     model("delay", &nodes, &inputs, &outputs, &[])
 }
 
+/// The model with rows of two columns, and a node that CUDA graphs can't repeat.
+pub fn delay_with_nonzero() -> Vec<u8> {
+    let nodes = [
+        node("Identity", &["HELD_IN"], "LAST"),
+        node("Identity", &["VALUE"], "HELD_OUT"),
+        node("NonZero", &["VALUE"], "found"),
+    ];
+    let inputs = [info("VALUE", FLOAT, 2), info("HELD_IN", FLOAT, 2)];
+    model("delay", &nodes, &inputs, &[info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2)], &[])
+}
+
 /// The model with rows of two strings.
 pub fn delay_of_strings() -> Vec<u8> {
     let info = |name: &str| info(name, STRING, 2);

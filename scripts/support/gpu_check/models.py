@@ -68,8 +68,7 @@ def _concat() -> ModelProto:
 
 
 def _uncapturable() -> ModelProto:
-    """A sum, with a NonZero whose result nothing depends on: its kernel waits for the number of what it found, and CUDA
-    allows no wait while it captures."""
+    """A sum, with a NonZero whose result nothing depends on: its kernel reads the number of what it found on the host."""
     import numpy as np
     from onnx import TensorProto, helper
 

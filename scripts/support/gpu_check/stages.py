@@ -107,7 +107,7 @@ def captures(setting: Setting) -> list[Chunk]:
     for model, of in sizes.items():
         command = setting.command("values", model, "--rows", of.split(",")[-1], "--graphs", of)
         made.append(setting.chunk("captures", model, command, 15, 40))
-    for check in ("failing", "beside"):
+    for check in ("refused", "beside"):
         made.append(setting.chunk("captures", check, setting.command("captures", check), 20, 50))
     return made
 

@@ -96,7 +96,8 @@ def raw(model: BenchModel, batch: int, effort: bench.Effort, *, graphs: bool) ->
 
 class Raw:
     """A session on a stream of ours, and bindings that were made once: a state's two tensors change places from step to
-    step. As the backend, a step with copies enqueues all from and to pinned memory, and waits once."""
+    step. As in the backend, a run waits for the device at its end, unless it is a graph, and a step with copies enqueues
+    them from and to pinned memory."""
 
     def __init__(self, model: BenchModel, batch: int, graphs: bool) -> None:
         import onnxruntime
@@ -152,9 +153,9 @@ class Raw:
             binding.bind_ortvalue_input(state.input, self.states[read][number])
             binding.bind_ortvalue_output(state.output, self.states[1 - read][number])
         options = onnxruntime.RunOptions()
-        # The run only enqueues; the step waits.
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self.graphs:
+            # The run only enqueues; the step waits. Without graphs, ONNX Runtime would not free what nodes have pinned.
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
             options.add_run_config_entry("gpu_graph_id", str(read + 1))
         return binding, options
 
