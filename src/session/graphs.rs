@@ -67,6 +67,7 @@ impl Graphs {
             let graph = session.graph_options(self.next_id)?;
             self.next_id += 1;
             let Err(error) = run(graph.as_ptr()) else {
+                session.has_captured()?;
                 self.made.insert(key, Graph::Captured(graph));
                 return Ok(());
             };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -89,6 +89,8 @@ pub struct Session {
     graph_description: Option<String>,
     metadata: BTreeMap<String, String>,
     run_options: RunOptions,
+    /// Options of runs beside graphs, once there is one.
+    beside_graphs: OnceLock<RunOptions>,
     options: SessionOptions,
     /// The last field, because the session uses its stream and must be dropped first.
     provider: Provider,
@@ -144,10 +146,11 @@ impl Session {
         let session = session.map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(&session)?;
         let (graph_description, metadata) = described(&session);
-        let run_options = RunOptions::new(options, &provider, None).map_err(load)?;
+        let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         drop(session);
-        Ok(Self { inner, signature, graph_description, metadata, run_options, options, provider })
+        let beside_graphs = OnceLock::new();
+        Ok(Self { inner, signature, graph_description, metadata, run_options, beside_graphs, options, provider })
     }
 
     /// The model's inputs and outputs.
@@ -166,8 +169,8 @@ impl Session {
     }
 
     /// Options of each run; null for the defaults.
-    pub(super) const fn run_options(&self) -> *const ort::sys::OrtRunOptions {
-        self.run_options.as_ptr()
+    pub(super) fn run_options(&self) -> *const ort::sys::OrtRunOptions {
+        self.beside_graphs.get().unwrap_or(&self.run_options).as_ptr()
     }
 
     /// Whether it runs on a GPU.
@@ -190,12 +193,22 @@ impl Session {
 
     /// Options of the runs that are captured as, and replay, the CUDA graph of that number.
     pub(super) fn graph_options(&self, graph: i32) -> Result<RunOptions, SessionError> {
-        RunOptions::new(&self.options, &self.provider, Some(graph)).map_err(SessionError::Run)
+        RunOptions::new(&self.options, &self.provider, GraphUse::Number(graph)).map_err(SessionError::Run)
+    }
+
+    /// Keeps the pinned memory that the graph of the last run reads: from now on, runs without a graph free none.
+    pub(super) fn has_captured(&self) -> Result<(), SessionError> {
+        if self.beside_graphs.get().is_none() {
+            let options = RunOptions::new(&self.options, &self.provider, GraphUse::Beside);
+            let _ = self.beside_graphs.set(options.map_err(SessionError::Run)?);
+        }
+        Ok(())
     }
 
     /// Options of a run that logs no error if it fails.
     pub(super) fn quiet_options(&self) -> Result<RunOptions, SessionError> {
-        RunOptions::new(&self.options, &self.provider, None).and_then(RunOptions::quiet).map_err(SessionError::Run)
+        let options = RunOptions::new(&self.options, &self.provider, GraphUse::Beside);
+        options.and_then(RunOptions::quiet).map_err(SessionError::Run)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
@@ -253,6 +266,17 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     Ok(builder)
 }
 
+/// What a run has to do with CUDA graphs, in a session that may have some.
+#[derive(Clone, Copy)]
+enum GraphUse {
+    /// The session has none yet.
+    NoneYet,
+    /// The run is none, but its session has some.
+    Beside,
+    /// The run is captured or replayed under this number.
+    Number(i32),
+}
+
 /// Options of runs; null for the defaults.
 pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
@@ -263,7 +287,7 @@ unsafe impl Send for RunOptions {}
 unsafe impl Sync for RunOptions {}
 
 impl RunOptions {
-    fn new(options: &SessionOptions, provider: &Provider, graph: Option<i32>) -> Result<Self, String> {
+    fn new(options: &SessionOptions, provider: &Provider, graphs: GraphUse) -> Result<Self, String> {
         let mut entries: Vec<(&CStr, String)> = Vec::new();
         if let Some(arenas) = &options.arena_shrinkage {
             entries.push((c"memory.enable_memory_arena_shrinkage", arenas.clone()));
@@ -272,11 +296,13 @@ impl RunOptions {
             && providers.cuda_graph
         {
             const NO_GRAPH: i32 = -1;
-            entries.push((c"gpu_graph_id", graph.unwrap_or(NO_GRAPH).to_string()));
-            // At the end of a run that it synchronises, ONNX Runtime frees the pinned memory from which nodes such as Concat
-            // copied their parameters; a graph copies from there again. Without graphs, the run has to end so: else that
-            // memory stays allocated.
-            entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
+            let number = if let GraphUse::Number(number) = graphs { number } else { NO_GRAPH };
+            entries.push((c"gpu_graph_id", number.to_string()));
+            // At the end of a run that it synchronises, ONNX Runtime frees the pinned memory from which nodes such as ScatterND
+            // copied their parameters, also that of runs before. A graph copies from there again.
+            if !matches!(graphs, GraphUse::NoneYet) {
+                entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
+            }
         }
         let mut made = Self(ptr::null_mut());
         if entries.is_empty() {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from harness.deployment import Deployment
+from support.paths import TEST_DEVICE
 
 #: Whether a test has failed so far.
 _FAILED = pytest.StashKey[bool]()
@@ -46,9 +49,13 @@ def _shared(tmp_path_factory):
 
 
 @pytest.fixture
-def deployment(_shared) -> Deployment:
+def deployment(_shared) -> Iterator[Deployment]:
     """The server that tests share. Give a model a name of its own where its metrics are read."""
-    return _shared.running()
+    deployment = _shared.running()
+    yield deployment
+    # Each model takes some hundreds of megabytes of a GPU.
+    if TEST_DEVICE == "gpu" and deployment.server.is_alive():
+        deployment.unload_all()
 
 
 @pytest.fixture(scope="session")

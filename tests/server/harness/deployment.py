@@ -94,6 +94,15 @@ class Deployment:
         self.loaded.pop(model.name, None)
         self.wait_until_unloaded(model)
 
+    def unload_all(self) -> None:
+        """All but the control model."""
+        names = [name for name in self.loaded if name != CONTROL.name]
+        for name in names:
+            self.admin.unload_model(name)
+            self.loaded.pop(name)
+        for name in names:
+            eventually(lambda name=name: self.server.is_model_ready(name), lambda ready: not ready)
+
     def wait_until_unloaded(self, model: Model) -> None:
         """An unload goes on after its answer."""
         eventually(lambda: self.server.is_model_ready(model.name), lambda ready: not ready)

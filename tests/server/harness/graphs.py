@@ -32,3 +32,15 @@ def node(op: str, inputs: str, outputs: str, **attributes):
     """`node("Add", "A B", "C")`; a dash is an optional input that is left out."""
     sources = ["" if text == "-" else text for text in inputs.split()]
     return helper.make_node(op, sources, outputs.split(), **attributes)
+
+
+def checked_gather(table: str, index: str, output: str, to: int, **attributes):
+    """Two nodes that gather from a table of `numbers`. An index beyond it fails Run, on a GPU too: tables of strings are on
+    the host, and the Gather of a GPU checks nothing."""
+    text = f"{output}_text"
+    return [node("Gather", f"{table} {index}", text, **attributes), node("Cast", text, output, to=to)]
+
+
+def numbers(*values: int) -> np.ndarray:
+    """A table for `checked_gather`."""
+    return np.array([str(value) for value in values], object)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto
 
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import TYPES, Model, Tensor
 
 Make = Callable[..., np.ndarray]
@@ -83,7 +83,7 @@ def counted(name: str, *made: Made, batch: int | str = BATCH, **changes) -> Mode
 
     def build():
         nodes = [
-            node("Gather", "TABLE INPUT", "WORTH"),
+            *checked_gather("TABLE", "INPUT", "WORTH", TensorProto.INT32),
             node("Concat", "CACHE WORTH", "CACHE_OUT", axis=1),
             node("Identity", "CACHE_OUT", "OUTPUT"),
             # [N, 1] of zeros, which gives an input without a batch its rows
@@ -116,7 +116,7 @@ def counted(name: str, *made: Made, batch: int | str = BATCH, **changes) -> Mode
                 *((f"seen.{of.name}", "fp64", [batch, None]) for of in made),
             ],
             {
-                "TABLE": np.array([1, 10, 100, 1000], np.int32),
+                "TABLE": numbers(1, 10, 100, 1000),
                 "ONE": np.array([1], np.int64),
                 "FLAT": np.array([0, -1], np.int64),
                 "FLAT_ONE": np.array([1, -1], np.int64),

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from onnx import TensorProto
 
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 
@@ -214,13 +214,13 @@ def looked_up(name: str = "looked_up", **changes) -> Model:
     def build():
         return graph(
             [
-                node("Gather", "TABLE INPUT", "WORTH"),
+                *checked_gather("TABLE", "INPUT", "WORTH", TensorProto.INT32),
                 node("Concat", "CACHE_IN WORTH", "CACHE_OUT", axis=1),
                 node("Identity", "CACHE_OUT", "OUTPUT"),
             ],
             [("INPUT", "int64", [BATCH, "chunk"]), ("CACHE_IN", "int32", [BATCH, "T"])],
             [("OUTPUT", "int32", [BATCH, "T_new"]), ("CACHE_OUT", "int32", [BATCH, "T_new"])],
-            {"TABLE": np.array([1, 10, 100, 1000], np.int32)},
+            {"TABLE": numbers(1, 10, 100, 1000)},
         )
 
     model = Model(
@@ -249,7 +249,7 @@ def half_way(name: str = "half_way", **changes) -> Model:
                 node("Mul", "TOTAL NOTHING", "NO_STEP"),
                 node("Cast", "NO_STEP", "OFFSET", to=TensorProto.INT64),
                 node("Add", "INDEX OFFSET", "AT"),
-                node("Gather", "TABLE AT", "WEIGHT"),
+                *checked_gather("TABLE", "AT", "WEIGHT", TensorProto.FLOAT),
                 node("Add", "FLAT WEIGHT", "OUTPUT"),
                 node("Concat", "CACHE_IN CHUNK", "CACHE_OUT", axis=1),
                 node("Identity", "CACHE_OUT", "KEPT"),
@@ -272,7 +272,7 @@ def half_way(name: str = "half_way", **changes) -> Model:
                 "SIX": np.array([-1, 6], np.int64),
                 "LAST": np.array([1], np.int64),
                 "NOTHING": np.array(0, np.float32),
-                "TABLE": np.zeros(4, np.float32),
+                "TABLE": numbers(0, 0, 0, 0),
             },
         )
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from onnx import TensorProto
 
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 
@@ -137,7 +137,7 @@ def framed_or_fails(name: str, **changes) -> Model:
         one = [BATCH, 1]
         return graph(
             [
-                node("Gather", "TABLE INDEX", "WEIGHT"),
+                *checked_gather("TABLE", "INDEX", "WEIGHT", TensorProto.FLOAT),
                 node("ReduceSum", "FRAMES LAST", "LOUDNESS", keepdims=1),
                 node("Mul", "LOUDNESS WEIGHT", "WEIGHED"),
                 node("Add", "SUM_IN WEIGHED", "SUM_OUT"),
@@ -145,7 +145,7 @@ def framed_or_fails(name: str, **changes) -> Model:
             ],
             [("FRAMES", "fp32", [BATCH, "T"]), ("INDEX", "int64", one), ("SUM_IN", "fp32", one)],
             [("WINDOW", "fp32", [BATCH, "T"]), ("SUM_OUT", "fp32", one)],
-            {"TABLE": np.array([1, 10, 100, 1000], np.float32), "LAST": np.array([-1], np.int64)},
+            {"TABLE": numbers(1, 10, 100, 1000), "LAST": np.array([-1], np.int64)},
         )
 
     model = Model(

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from onnx import TensorProto
 
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 
@@ -23,7 +23,7 @@ def ledger(name: str = "ledger", **changes) -> Model:
             [
                 node("GreaterOrEqual", "INPUT THOUSAND", "TOO_LARGE"),
                 node("Cast", "TOO_LARGE", "INDEX", to=TensorProto.INT64),
-                node("Gather", "NOTHING INDEX", "ADDED"),
+                *checked_gather("NOTHING", "INDEX", "ADDED", TensorProto.INT64),
                 node("Add", "INPUT ADDED", "GOOD"),
                 node("Mul", "GOOD SCALE", "BOOKED"),
                 node("Add", "SUM BOOKED", "SUM_OUT"),
@@ -49,7 +49,7 @@ def ledger(name: str = "ledger", **changes) -> Model:
             ],
             {
                 "THOUSAND": np.array(1000, np.int64),
-                "NOTHING": np.array([0], np.int64),
+                "NOTHING": numbers(0),
                 "AXIS_0": np.array([0], np.int64),
             },
         )

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from onnx import TensorProto, helper
 
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 
@@ -66,13 +66,13 @@ def fails(name: str = "fails", **changes) -> Model:
         one = [BATCH, 1]
         return graph(
             [
-                node("Gather", "TABLE INPUT", "WORTH", name=name),
+                *checked_gather("TABLE", "INPUT", "WORTH", TensorProto.INT32, name=name),
                 node("Add", "SUM_IN WORTH", "SUM_OUT"),
                 node("Identity", "SUM_OUT", "OUTPUT"),
             ],
             [("INPUT", "int64", one), ("SUM_IN", "int32", one)],
             [("OUTPUT", "int32", one), ("SUM_OUT", "int32", one)],
-            {"TABLE": np.array([1, 10, 100, 1000], np.int32)},
+            {"TABLE": numbers(1, 10, 100, 1000)},
         )
 
     model = Model(
@@ -121,7 +121,7 @@ def work(name: str = "work", **changes) -> Model:
                 node("Greater", "HIGHEST TWO", "NEVER"),  # tanh is at most one
                 node("GreaterOrEqual", "INPUT THOUSAND", "TOO_LARGE"),
                 node("Cast", "TOO_LARGE", "INDEX", to=TensorProto.INT64),
-                node("Gather", "NOTHING INDEX", "ADDED"),
+                *checked_gather("NOTHING", "INDEX", "ADDED", TensorProto.INT64),
                 node("Add", "INPUT ADDED", "GOOD"),
                 node("Add", "SUM_IN GOOD", "SUM"),
                 node("Where", "NEVER WORK SUM", "SUM_OUT"),
@@ -134,7 +134,7 @@ def work(name: str = "work", **changes) -> Model:
                 "WEIGHT": rng.standard_normal(square).astype(np.float32) / size**0.5,
                 "TWO": np.array(2, np.float32),
                 "THOUSAND": np.array(1000, np.int64),
-                "NOTHING": np.array([0], np.int64),
+                "NOTHING": numbers(0),
             },
         )
 
