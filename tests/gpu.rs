@@ -326,6 +326,16 @@ fn growing_states_stay_on_the_device() {
 }
 
 #[test]
+fn what_onnx_runtime_reads_on_the_host_is_there_before_the_run() {
+    let Some((triton, cuda)) = start() else { return };
+    let model = triton.load_on(Some(0), "delay", &config(&[0], &[]), &onnx::delay_on_host()).unwrap();
+    by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+    model.unload();
+    assert_eq!(cuda.used(), [0, 0]);
+    triton.assert_clean();
+}
+
+#[test]
 fn nodes_that_copy_parameters_to_the_device_give_their_pinned_memory_back() {
     let Some((triton, cuda)) = start() else { return };
     // ONNX Runtime captures no Concat of so many tensors.
@@ -441,6 +451,8 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let graphs = config(&[0], &[("enable_cuda_graph", "1")]);
     let (code, text) = triton.load_on(Some(0), "delay", &graphs, &onnx::delay_with_nonzero()).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("node 'found' (NonZero)"), "{text}");
+    let (code, text) = triton.load_on(Some(0), "delay", &graphs, &onnx::delay_on_host()).err().unwrap();
+    assert!(code == invalid && text.contains("reads 'VALUE' on the host"), "{text}");
     // An option that is wrong is no want of a GPU.
     unknown["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
     refused(&unknown, invalid, &["nonsense=7"]);

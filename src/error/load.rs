@@ -77,12 +77,12 @@ pub enum LoadError {
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
     )]
     CudaGraph(String),
-    /// ONNX Runtime has no numbers for graphs.
+    /// ONNX Runtime doesn't tell what a graph would not repeat.
     #[error(
-        "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} has one graph for all runs: use 1.18 or newer, or set it to \
-         '0'"
+        "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} does not tell which inputs it reads on the host, which a graph \
+         doesn't repeat: use 1.23 or newer, or set it to '0'"
     )]
-    OneCudaGraph(String),
+    NoCudaGraph(String),
     /// Rows that share a run with padded states get other values.
     #[error("parameter 'growing_padding' is '{side}', but {why}; try the other side, or leave the parameter out")]
     GrowingPadding { side: PaddingSide, why: String },
@@ -137,7 +137,7 @@ impl LoadError {
             | Self::Open(OpenError::ProviderOptions { .. })
             | Self::NoDefaultCandidates { .. }
             | Self::CudaGraph(_)
-            | Self::OneCudaGraph(_)
+            | Self::NoCudaGraph(_)
             | Self::GrowingPadding { .. }
             | Self::RowsMix { .. }
             | Self::MissingRows { .. } => Code::InvalidArg,

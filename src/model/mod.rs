@@ -31,7 +31,7 @@ use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
-use crate::session::{Library, Session, unrepeatable};
+use crate::session::{Library, ModelSource, Session, unrepeatable};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
 use sequences::{Refusal, SequenceId};
@@ -120,13 +120,8 @@ impl Model {
             // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
-        if sessions.providers().cuda_graph && !library.has_graph_ids() {
-            return Err(LoadError::OneCudaGraph(library.version().to_owned()));
-        }
-        if sessions.providers().cuda_graph
-            && let Some(why) = binding.unfit_for_graphs().or_else(|| unrepeatable(sessions.source()))
-        {
-            return Err(LoadError::CudaGraph(why));
+        if sessions.providers().cuda_graph {
+            check_graphs(&session, library, &binding, sessions.source())?;
         }
         let site = |placement: &Placement| {
             Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
@@ -306,6 +301,26 @@ impl Model {
 }
 
 /// Refuses what this server can't do.
+/// Refuses CUDA graphs where they would repeat something else than the run.
+fn check_graphs(
+    session: &Session,
+    library: &Library,
+    binding: &Binding,
+    source: &ModelSource,
+) -> Result<(), LoadError> {
+    if !library.tells_read_on_host() {
+        return Err(LoadError::NoCudaGraph(library.version().to_owned()));
+    }
+    let read_on_host = || {
+        let input = binding.inputs.iter().find(|input| session.reads_on_host(&input.name) != Some(false))?;
+        Some(format!("ONNX Runtime reads '{}' on the host, or may do so", input.name))
+    };
+    match binding.unfit_for_graphs().or_else(read_on_host).or_else(|| unrepeatable(source)) {
+        Some(why) => Err(LoadError::CudaGraph(why)),
+        None => Ok(()),
+    }
+}
+
 fn check_server(partial: &PartialConfig, prepared: &Prepared) -> Result<(), LoadError> {
     if prepared.state_api.is_some() && !triton::gives_request_parameters() {
         return Err(LoadError::NoRequestParameters);

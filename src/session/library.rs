@@ -12,6 +12,7 @@ use stateful_convert::verify::{Compared, Given, Models, VerifyError, verify};
 
 use super::allocator;
 use super::log_limit::LogLimit;
+use super::places::InputPlaces;
 
 /// Where libonnxruntime is looked for, in this order.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +59,7 @@ pub struct Library {
     environment: Environment,
     path: PathBuf,
     version: String,
+    input_places: Option<InputPlaces>,
 }
 
 /// Never dropped, because a second server in the same process cannot make another environment.
@@ -90,9 +92,14 @@ impl Library {
         ort::info()
     }
 
-    /// Whether runs may have CUDA graphs of their own: ONNX Runtime 1.18 brought `gpu_graph_id`.
-    pub fn has_graph_ids(&self) -> bool {
-        is_at_least(&self.version, [1, 18])
+    /// Whether it tells which inputs of a session it reads on the host; ONNX Runtime 1.23 brought that.
+    pub const fn tells_read_on_host(&self) -> bool {
+        self.input_places.is_some()
+    }
+
+    /// What tells which inputs of a session are read on the host.
+    pub(super) const fn input_places(&self) -> Option<InputPlaces> {
+        self.input_places
     }
 
     /// The version, such as `1.31.1`.
@@ -135,8 +142,8 @@ impl Library {
         if let Err(why) = allocator::register(&environment) {
             log::warn!("memory of large growing states may stay with the process when they are freed: {why}");
         }
-        let version = version(&path).unwrap_or_else(|| "unknown".to_owned());
-        Ok(Self { environment, path, version })
+        let (version, input_places) = described(&path).unwrap_or_else(|| ("unknown".to_owned(), None));
+        Ok(Self { environment, path, version, input_places })
     }
 }
 
@@ -146,15 +153,18 @@ fn is_at_least(version: &str, wanted: [u32; 2]) -> bool {
     [parts.next().unwrap_or(0), parts.next().unwrap_or(0)] >= wanted
 }
 
-/// The version of the library at `path`, which is loaded.
-fn version(path: &Path) -> Option<String> {
+/// The version of the library at `path`, which is loaded, and what it has that the `ort` crate doesn't know.
+fn described(path: &Path) -> Option<(String, Option<InputPlaces>)> {
     // SAFETY: OrtGetApiBase and GetVersionString take no arguments; the string is static in the library, which stays
     // loaded for the life of the process.
     unsafe {
         let handle = libloading::Library::new(path).ok()?;
         let base = handle.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase").ok()?();
-        let version = std::ffi::CStr::from_ptr((base.as_ref()?.GetVersionString)());
-        Some(version.to_string_lossy().into_owned())
+        let base = base.as_ref()?;
+        let version = std::ffi::CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
+        // An older one would write to standard error that it has no such API.
+        let places = is_at_least(&version, [1, 23]).then(|| InputPlaces::of(base)).flatten();
+        Some((version, places))
     }
 }
 
@@ -222,6 +232,15 @@ pub fn compare(library: &Library, models: &Models, report: &Report) -> Result<Ve
 mod tests {
     use super::*;
 
+    #[test]
+    fn versions_are_compared_by_number() {
+        for (version, is_new) in
+            [("1.22.1", false), ("1.23.0", true), ("1.9", false), ("2.0.0", true), ("unknown", false)]
+        {
+            assert_eq!(is_at_least(version, [1, 23]), is_new, "{version}");
+        }
+    }
+
     fn dir(name: &str, files: &[&str]) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("triton-stateful-library-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -229,15 +248,6 @@ mod tests {
             std::fs::write(dir.join(file), "").unwrap();
         }
         dir
-    }
-
-    #[test]
-    fn versions_are_compared_by_number() {
-        for (version, is_new) in
-            [("1.17.3", false), ("1.18.0", true), ("1.9", false), ("2.0.0", true), ("unknown", false)]
-        {
-            assert_eq!(is_at_least(version, [1, 18]), is_new, "{version}");
-        }
     }
 
     #[test]

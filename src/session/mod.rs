@@ -16,6 +16,7 @@ mod log_limit;
 mod nodes;
 mod open;
 mod output;
+mod places;
 mod providers;
 mod replay;
 mod signature;

@@ -1,6 +1,6 @@
 //! Sessions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -91,6 +91,8 @@ pub struct Session {
     run_options: RunOptions,
     /// Options of runs beside graphs, once there is one.
     beside_graphs: OnceLock<RunOptions>,
+    /// On a GPU, whether ONNX Runtime reads an input on the host, where it tells.
+    read_on_host: HashMap<String, bool>,
     options: SessionOptions,
     /// The last field, because the session uses its stream and must be dropped first.
     provider: Provider,
@@ -149,8 +151,33 @@ impl Session {
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         drop(session);
-        let beside_graphs = OnceLock::new();
-        Ok(Self { inner, signature, graph_description, metadata, run_options, beside_graphs, options, provider })
+        let mut session = Self {
+            inner,
+            signature,
+            graph_description,
+            metadata,
+            run_options,
+            beside_graphs: OnceLock::new(),
+            read_on_host: HashMap::new(),
+            options,
+            provider,
+        };
+        session.read_on_host = session.find_read_on_host(library).map_err(load)?;
+        Ok(session)
+    }
+
+    fn find_read_on_host(&self, library: &Library) -> Result<HashMap<String, bool>, String> {
+        let inputs = &self.signature.inputs;
+        let Some(places) = library.input_places().filter(|_| self.is_on_gpu()) else { return Ok(HashMap::new()) };
+        // SAFETY: the signature lists the inputs of this session in its order.
+        let read = unsafe { places.read_on_host(self.as_ptr(), inputs.len()) }?;
+        Ok(inputs.iter().map(|input| input.name.clone()).zip(read).collect())
+    }
+
+    /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell: of all
+    /// before 1.23, and of initializers that are inputs, too.
+    pub fn reads_on_host(&self, input: &str) -> Option<bool> {
+        self.read_on_host.get(input).copied()
     }
 
     /// The model's inputs and outputs.

@@ -64,7 +64,7 @@ pub struct OutputView<'a> {
 }
 
 /// An input of at most this many bytes that is the same for every batch is left on the host, where ONNX Runtime usually
-/// reads such inputs.
+/// reads such inputs, if it does not tell.
 const HOST_INPUT: usize = 64;
 
 impl InputSpec {
@@ -73,9 +73,11 @@ impl InputSpec {
         self.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != self.batch_axis)
     }
 
-    /// Whether it stays on the host, though the model runs on a device.
-    pub(super) fn is_left_on_host(&self) -> bool {
+    /// Whether it stays on the host, though the model runs on a device. Not an input with a batch: its rows may be in memory of
+    /// the GPU that clients share.
+    pub(super) fn is_left_on_host(&self, reads_on_host: Option<bool>) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        !self.is_given && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
+        let is_small = bytes.is_some_and(|bytes| bytes <= HOST_INPUT);
+        !self.is_given && self.batch_axis.is_none() && reads_on_host.unwrap_or(is_small)
     }
 }

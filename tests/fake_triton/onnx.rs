@@ -97,6 +97,20 @@ pub fn delay_with_concat() -> Vec<u8> {
     model("delay", &nodes, &inputs, &outputs, &[])
 }
 
+/// The model with rows of two columns, whose inputs ONNX Runtime reads on the host: it has no strings on a device.
+pub fn delay_on_host() -> Vec<u8> {
+    let to = |data_type: u64| bytes(5, &[text(1, "to"), number(3, data_type), number(20, 2)].concat());
+    let cast = |from: &str, into: &str, data_type| [node("Cast", &[from], into), to(data_type)].concat();
+    let nodes = [
+        cast("HELD_IN", "held", STRING),
+        cast("held", "LAST", FLOAT),
+        cast("VALUE", "value", STRING),
+        cast("value", "HELD_OUT", FLOAT),
+    ];
+    let inputs = [info("VALUE", FLOAT, 2), info("HELD_IN", FLOAT, 2)];
+    model("delay", &nodes, &inputs, &[info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2)], &[])
+}
+
 /// The model with rows of two columns, and a node that CUDA graphs can't repeat.
 pub fn delay_with_nonzero() -> Vec<u8> {
     let nodes = [

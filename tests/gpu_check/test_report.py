@@ -44,6 +44,9 @@ def test_the_report_has_each_check_with_what_was_found_and_allowed(results):
     text = report.markdown(results)
     assert "| Values | lstm, 16 rows: largest difference | 2e-06 | at most 0.0001 | right |" in text
     assert "| Values | lstm, 16 rows: largest difference | 0.5 | at most 0.0001 | wrong |" in text
+    wrong = next(row for record in results.records.values() for row in record.rows if row.get("found") == "0.5")
+    wrong["found"] = "an error\nof two lines | with a bar"
+    assert r"| an error of two lines \| with a bar |" in report.markdown(results)
 
 
 def test_the_report_of_a_dry_run_says_so(results):

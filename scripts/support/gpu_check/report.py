@@ -253,7 +253,7 @@ def _cell(value: object) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
+    return f"{value:,}" if isinstance(value, int) else " ".join(str(value).split()).replace("|", r"\|")
 
 
 def _line(text: str) -> str:

@@ -82,6 +82,8 @@ pub struct Step {
     /// For outputs that ONNX Runtime makes on a device.
     bound_run: Option<BoundRun>,
     arguments: Arguments,
+    /// ONNX Runtime may read an input that is on the GPU on the host. It fetches it without regard to our stream.
+    waits_for_inputs: bool,
     /// Options of its runs; `None` for those of the session.
     options: Option<Arc<RunOptions>>,
     /// Last: outputs that it made go back to its allocator.
@@ -89,9 +91,15 @@ pub struct Step {
 }
 
 impl Input {
-    fn new(spec: &StepSpec, index: usize, device: Option<&Arc<Device>>, has_graphs: bool) -> Result<Self, OpenError> {
+    fn new(
+        spec: &StepSpec,
+        index: usize,
+        device: Option<&Arc<Device>>,
+        has_graphs: bool,
+        reads_on_host: Option<bool>,
+    ) -> Result<Self, OpenError> {
         let input = &spec.inputs[index];
-        let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host());
+        let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host(reads_on_host));
         let mut tensor = BatchTensor::new(input.data_type, input.batch_axis, device.filter(|_| is_tensor))?;
         if has_graphs && !input.is_given {
             tensor.shape(&input.dims, spec.most_rows)?;
@@ -107,8 +115,13 @@ impl Step {
     pub fn new(session: Arc<Session>, spec: &StepSpec, copier: Copier) -> Result<Self, OpenError> {
         let device = copier.device().cloned();
         let has_graphs = device.is_some() && session.has_graphs();
-        let inputs = (0..spec.inputs.len()).map(|index| Input::new(spec, index, device.as_ref(), has_graphs));
-        let inputs = inputs.collect::<Result<Vec<_>, OpenError>>()?;
+        let reads_on_host = |index: usize| session.reads_on_host(&spec.inputs[index].name);
+        let input = |index| Input::new(spec, index, device.as_ref(), has_graphs, reads_on_host(index));
+        let inputs = (0..spec.inputs.len()).map(input).collect::<Result<Vec<_>, OpenError>>()?;
+        let may_be_read_on_host = |(index, input): (usize, &Input)| {
+            (input.tensor.device.is_some() || spec.inputs[index].is_given) && reads_on_host(index) != Some(false)
+        };
+        let waits_for_inputs = session.is_on_gpu() && inputs.iter().enumerate().any(may_be_read_on_host);
         let outputs = spec.outputs.iter().map(|output| {
             let is_input = spec.inputs.iter().any(|input| input.name == output.name);
             if is_input && device.is_some() {
@@ -146,6 +159,7 @@ impl Step {
             bound_run,
             arguments: Arguments::new(inputs.len(), &outputs),
             options: None,
+            waits_for_inputs,
             inputs,
             outputs,
         })

@@ -147,6 +147,9 @@ impl Step {
             // gives either up.
             unsafe { queue.put(part, StorageType::Exact, from.address(), batch) };
         }
+        if self.waits_for_inputs {
+            queue.synchronise()?;
+        }
         Ok(queue.before_run()?)
     }
 

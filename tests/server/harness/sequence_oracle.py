@@ -151,14 +151,17 @@ def assert_same(model: Model, answer, expected, context: object = "") -> None:
         assert came.shape == want.shape, f"{where}: {came.shape}, not {want.shape}"
         if want.dtype == np.object_:
             assert bits(came) == bits(want), where
-        elif tolerance := max(model.tolerance, _tolerance_of_device(want.dtype)):
+        elif tolerance := max(model.tolerance, _tolerance_of_device(model, want.dtype)):
             np.testing.assert_allclose(came, want, rtol=tolerance, atol=tolerance, err_msg=where)
         else:
             assert bits(came) == bits(want), f"{where}: {came}, not {want}"
 
 
-def _tolerance_of_device(dtype: np.dtype) -> float:
+def _tolerance_of_device(model: Model, dtype: np.dtype) -> float:
     """The oracle steps on the CPU: a GPU adds in another order."""
     if TEST_DEVICE != "gpu":
         return 0.0
+    # A sum that ends beside the middle of two numbers of fp16 may be rounded to the other one.
+    if model.parameters.get("store_states_as_fp16") == "1" and dtype == np.float32:
+        return 1e-3
     return {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-12}.get(dtype.name, 0.0)

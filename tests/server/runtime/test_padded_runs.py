@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.conversations import Conversation, interleave, outcome, together
 from harness.deployment import eventually
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 pytestmark = pytest.mark.simulated_device
@@ -115,14 +116,14 @@ def test_padding_does_not_fail_where_the_rows_do_not(deployment):
             [
                 node("Sub", "INPUT ONE", "INDEX"),
                 node("Mul", "INDEX TWO", "DOUBLE"),
-                node("Gather", "TABLE DOUBLE", "WORTH"),
+                *checked_gather("TABLE", "DOUBLE", "WORTH", TensorProto.INT32),
                 node("Add", "SUM_IN WORTH", "SUM_OUT"),
                 node("Identity", "SUM_OUT", "OUTPUT"),
             ],
             [("INPUT", "int64", one), ("SUM_IN", "int32", one)],
             [("OUTPUT", "int32", one), ("SUM_OUT", "int32", one)],
             {
-                "TABLE": np.array([7], np.int32),
+                "TABLE": numbers(7),
                 "ONE": np.array(1, np.int64),
                 "TWO": np.array(2, np.int64),
             },

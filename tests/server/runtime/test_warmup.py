@@ -50,7 +50,7 @@ def test_a_warm_up_that_fails_is_a_warning(deployment):
 def emptied(graph: onnx.ModelProto) -> onnx.ModelProto:
     """The graph with a TABLE of no elements."""
     [table] = graph.graph.initializer
-    table.CopyFrom(numpy_helper.from_array(np.zeros(0, np.int32), table.name))
+    table.CopyFrom(numpy_helper.from_array(np.zeros(0, object), table.name))
     return graph
 
 

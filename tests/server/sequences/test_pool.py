@@ -8,6 +8,7 @@ from harness import models
 from harness.conversations import Conversation, together
 from harness.deployment import eventually
 from harness.logs import messages
+from support.paths import TEST_DEVICE
 
 pytestmark = pytest.mark.simulated_device
 
@@ -270,6 +271,7 @@ def test_a_sequence_that_is_started_over_takes_no_place_of_another(deployment):
         talk.end()
 
 
+@pytest.mark.skipif(TEST_DEVICE == "gpu", reason="the limit is one of the host's memory")
 def test_slots_that_there_is_no_memory_for_are_missed_once_in_the_log_and_made_when_there_is(deploy):
     deployed = deploy()
     model = models.counter(name="pool_starved", width=250_000, max_batch_size=2, max_candidates=260)

@@ -40,6 +40,9 @@ def talk(serve, connect, request):
     return made
 
 
+@pytest.mark.skipif(
+    paths.TEST_DEVICE == "gpu", reason="ONNX Runtime's ReduceSum for GPUs takes no tensor without elements"
+)
 def test_a_state_without_elements_is_read_and_set(deployment):
     export = Export(
         {"x": (1, 4), "memory_in": (1, 4), "empty_in": (0,)},

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from harness.conversations import Conversation, interleave, outcome, script, together, windowed
-from harness.graphs import BATCH, graph, node
+from harness.graphs import BATCH, checked_gather, graph, node, numbers
 from harness.model import START, Control, Model, Tensor
 
 pytestmark = pytest.mark.simulated_device
@@ -24,7 +24,7 @@ def everything(name: str, **changes) -> Model:
     def build():
         return graph(
             [
-                node("Gather", "TABLE INDEX", "WORTH"),
+                *checked_gather("TABLE", "INDEX", "WORTH", TensorProto.FLOAT),
                 node("Cast", "KNOB", "FACTOR", to=TensorProto.FLOAT),
                 node("ReduceSum", "FRAMES LAST", "LOUDNESS", keepdims=1),
                 node("Mul", "LOUDNESS FACTOR", "SCALED"),
@@ -62,7 +62,7 @@ def everything(name: str, **changes) -> Model:
                 ("COUNT", "int64", [BATCH, 1]),
             ],
             {
-                "TABLE": np.array([1, 2, 3, 4], np.float32),
+                "TABLE": numbers(1, 2, 3, 4),
                 "GAIN": np.array([2], np.float32),
                 "LAST": np.array([-1], np.int64),
                 "FIRST": np.array([0], np.int64),
