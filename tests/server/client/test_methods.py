@@ -142,6 +142,18 @@ def test_any_call_may_be_the_first(serve, begin, first):
         assert sequence.info().steps == sequence.steps == 1
 
 
+@pytest.mark.parametrize("first", ["state", "snapshot", "reset"])
+def test_a_call_on_a_clone_may_be_the_first(serve, begin, first):
+    model = serve()
+    ones = np.ones((1, 4), np.float32)
+    with begin(model.name) as sequence:
+        sequence.step(ones)
+        with begin(model.name, clone_of=sequence.id) as copied:
+            getattr(copied, first)()
+            copied.step(ones)
+            assert copied.steps == copied.info().steps == 2
+
+
 @pytest.mark.parametrize("make", [models.counter, models.append, models.caches, models.lstm], ids=lambda f: f.__name__)
 def test_clones_and_snapshots_go_on_from_the_state(serve, begin, scheduling, make):
     model = serve(make, scheduling)

@@ -174,7 +174,9 @@ class Flow:
         yield from self._call({"reset_state": value}, checked=True)
 
     def info(self) -> Doing[Info]:
-        outputs = yield from self._call({"query_state": True})
+        model = yield from self._described()
+        self._need_state_api(model, "info")
+        outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
         read = json.loads(outputs[INFO].item())
         steps = int(read["steps"])
         if steps != self.steps:
@@ -282,6 +284,7 @@ class Flow:
         """A request without an inference."""
         model = yield from self._described()
         self._need_state_api(model, next(iter(parameters)))
+        yield from self._begin_going_on()
         return (yield from self._exchange(lambda: self._request({**parameters, **(self._checks() if checked else {})})))
 
     def _request(self, parameters: Mapping[str, Parameter], end: bool = False) -> Request:
