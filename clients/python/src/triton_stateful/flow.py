@@ -107,8 +107,9 @@ class Flow:
         # A step, a START or an END was sent, and neither its answer nor an error of the server has come: it may have run,
         # or may run later.
         self._is_open = False
-        # A step that was sent ahead has failed, so the server has to be asked for the number of steps.
-        self.must_count = False
+        # A step that was sent ahead has failed: `steps` counts it, and it may not have run. Nothing is sent ahead until a
+        # call that waits has asked the server for the number.
+        self._must_count = False
 
     # ---- what a client can do
 
@@ -164,7 +165,7 @@ class Flow:
             made = self._request(self._checks())
             return replace(made, inputs=tuple(t for t in made.inputs if t.name not in given) + tensors)
 
-        yield from self._begin_going_on()
+        yield from self.begin()
         yield from self._exchange(build)
 
     def reset(self, names: tuple[str, ...]) -> Doing[None]:
@@ -181,7 +182,7 @@ class Flow:
         steps = int(read["steps"])
         if steps != self.steps:
             self.steps, self._is_open = steps, False
-        self.must_count = False
+        self._must_count = False
         states = tuple(
             StateInfo(of["name"], of["datatype"], tuple(of["shape"]), int(of["byte_size"])) for of in read["states"]
         )
@@ -202,17 +203,33 @@ class Flow:
         yield from self._begin_going_on()
         outputs = yield from self._exchange(build)
         self.steps = int(json.loads(outputs[INFO].item())["steps"])
+        self._must_count = False
 
     def send(
         self, inputs: Mapping[str, Array] | Array, commit: bool, end: bool, outputs: list[str] | None
     ) -> Doing[Request]:
-        """The request of a step that is sent without waiting for the answers to those before. Counts it at once."""
-        yield from self.begin()
+        """The request of a step that is sent without waiting for the answers to those before. Counts it at once.
+
+        It never counts anew: in the middle of the caller's list, a later step would run in the place of a failed one.
+        """
+        yield from self._begin_going_on()
         build = yield from self.step_builder(inputs, commit, end, outputs, None)
         request = build()
+        if self._must_count:
+            raise StepConflict(
+                f"a step of sequence {self.id} that was sent ahead has failed, so this one was not sent: info() returns the "
+                "number of steps that the sequence has made; continue with the next one"
+            )
         self.started, self.ended = True, end
         self.steps += request.counts
         return request
+
+    def note_failure(self, request: Request) -> None:
+        """Notes that a step that was sent ahead has failed. May be called by any thread."""
+        if request.end:
+            self.ended = False
+        # Without the State API, the server neither checks nor tells the number of steps.
+        self._must_count = self._model is not None and self._model.has_state_api
 
     def cloned(self, sequence_id: SequenceId | None) -> Flow:
         """A sequence that goes on from this one's state, when it begins."""
@@ -223,9 +240,10 @@ class Flow:
     # ---- the parts
 
     def begin(self) -> Doing[None]:
-        """What comes before a step: the sequence begins if it goes on from another state, and its steps are counted."""
+        """What comes before a call that waits: the sequence begins if it goes on from another state, and its steps are
+        counted."""
         yield from self._begin_going_on()
-        if self.must_count and not self.ended and (yield from self._described()).has_state_api:
+        if self._must_count:
             yield from self.info()
 
     def _begin_going_on(self) -> Doing[None]:
@@ -284,7 +302,7 @@ class Flow:
         """A request without an inference."""
         model = yield from self._described()
         self._need_state_api(model, next(iter(parameters)))
-        yield from self._begin_going_on()
+        yield from self.begin()
         return (yield from self._exchange(lambda: self._request({**parameters, **(self._checks() if checked else {})})))
 
     def _request(self, parameters: Mapping[str, Parameter], end: bool = False) -> Request:

@@ -11,7 +11,7 @@ from typing import Any, Union
 import tritonclient.grpc
 import tritonclient.http
 
-from triton_stateful.errors import StatefulError
+from triton_stateful.errors import StatefulError, StepConflict
 from triton_stateful.flow import Doing, Flow, Info, Origin, Result
 from triton_stateful.messages import Array, Describe, Outputs, Pause, Request, SequenceId
 from triton_stateful.retry import Retry
@@ -122,24 +122,25 @@ class Sequence:
     ) -> Future[Outputs]:
         """As `step`, without waiting: the answer comes in the future. Only over a `Stream`.
 
-        If a step fails, those that were sent behind it fail with StepConflict if the model has `state_api`. They are
-        not sent again, whatever `retry` is.
+        If a step fails and the model has `state_api`, the later ones fail with StepConflict: the server refuses those that
+        are already sent, and no more are sent until `info`, `step`, `state`, `set_state`, `reset`, `snapshot` or `restore`
+        has asked the server for the number of steps. No step is sent again, whatever `retry` is.
         """
         stream = self._transport
         if not isinstance(stream, Stream):
             raise TypeError("send needs a Stream in place of a client")
-        request = self._do(self._flow.send(inputs, commit, end, outputs))
         try:
-            future = stream.submit(request)
-        except StatefulError:
-            self._flow.must_count = True
+            request = self._do(self._flow.send(inputs, commit, end, outputs))
+        except StepConflict as error:
+            # The caller may be making a list of futures, and needs those that it has.
+            refused: Future[Outputs] = Future()
+            refused.set_exception(error)
+            return refused
+        try:
+            return stream.submit(request, lambda: self._flow.note_failure(request))
+        except BaseException:
+            self._flow.note_failure(request)
             raise
-        future.add_done_callback(self._note)
-        return future
-
-    def _note(self, future: Future[Outputs]) -> None:
-        if future.exception() is not None:
-            self._flow.must_count = True
 
     def end(self) -> None:
         """Ends the sequence without an inference. Does nothing if it is over already, or has not begun."""

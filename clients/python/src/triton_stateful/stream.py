@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -17,6 +18,19 @@ from triton_stateful.errors import StatefulError, Unavailable, of_server
 from triton_stateful.messages import Describe, Outputs, Request
 from triton_stateful.model import Model
 from triton_stateful.transports import Grpc, arguments, grpc_outputs
+
+
+class _Answer(Future[Outputs]):
+    """Calls a function before anybody can see that the request has failed; a callback of a Future may come later."""
+
+    def __init__(self, if_it_fails: Callable[[], None]) -> None:
+        super().__init__()
+        self._if_it_fails = if_it_fails
+        self.set_running_or_notify_cancel()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._if_it_fails()
+        super().set_exception(exception)
 
 
 class Stream:
@@ -63,10 +77,9 @@ class Stream:
 
     # ---- what a sequence uses
 
-    def submit(self, request: Request) -> Future[Outputs]:
-        """Sends a request. The answer comes in the future, or StatefulError does."""
-        future: Future[Outputs] = Future()
-        future.set_running_or_notify_cancel()
+    def submit(self, request: Request, if_it_fails: Callable[[], None] = lambda: None) -> Future[Outputs]:
+        """Sends a request. The answer comes in the future, or StatefulError does, after `if_it_fails` was called."""
+        future = _Answer(if_it_fails)
         more = arguments(tritonclient.grpc, request)
         with self._lock:
             while True:
