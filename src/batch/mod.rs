@@ -25,7 +25,7 @@ use self::isolation::Member;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, Source};
 use crate::config::ID_TENSOR;
-use crate::error::RequestError;
+use crate::error::{InputError, RequestError};
 use crate::model::{Extras, Lease};
 use crate::store::{HasState, RowState};
 use crate::triton::{Answer, Request, Response, c_name};
@@ -95,7 +95,7 @@ impl Row {
 
     /// Checks the lengths of the inputs that have a context, where the first inference of a sequence differs from later
     /// ones.
-    pub fn check_lengths(&self, binding: &Binding) -> Result<(), RequestError> {
+    pub fn check_lengths(&self, binding: &Binding) -> Result<(), InputError> {
         for (index, request, context) in binding.contexts() {
             let Some(sent) = self.request.input(request.position) else { continue };
             let (input, came) = (&binding.inputs[index], request.own_length(sent.dims(), context.axis));
@@ -105,7 +105,7 @@ impl Row {
             }
             let which = if self.state.is_first { "the first inference" } else { "an inference after the first" };
             let wanted = exactly.map_or_else(|| format!("at least {least}"), |exactly| exactly.to_string());
-            return Err(RequestError::InputLength {
+            return Err(InputError::Length {
                 name: input.name.clone(),
                 axis: context.axis,
                 came,

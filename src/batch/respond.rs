@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::is_state_tensor;
-use crate::error::RequestError;
+use crate::error::{RequestError, RunError};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
@@ -31,7 +31,7 @@ impl<'a> Answers<'a> {
         step: &'a Step,
         batch: &[Row],
         rows: usize,
-    ) -> Result<Self, RequestError> {
+    ) -> Result<Self, RunError> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
             if bound.is_only_kept {
                 return Ok(None);
@@ -41,7 +41,7 @@ impl<'a> Answers<'a> {
                 output => output.map(Some),
             }
         });
-        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RequestError>>()?, rows })
+        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()?, rows })
     }
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
@@ -60,7 +60,7 @@ impl<'a> Answers<'a> {
             }
         }
         self.step.copy_outputs(&on_gpus.copies)?;
-        failed.extend(on_gpus.write());
+        failed.extend(on_gpus.write().into_iter().map(|(position, error)| (position, error.into())));
         for (position, error) in failed {
             responses[position] = Err(error);
         }
@@ -88,7 +88,7 @@ impl<'a> Answers<'a> {
                 // parameters ask for.
                 continue;
             }
-            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
+            let answer = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, position, row)?;
@@ -122,7 +122,7 @@ impl<'a> Answers<'a> {
                 return Ok(());
             }
         }
-        on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))
+        Ok(on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))?)
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -140,12 +140,8 @@ impl<'a> Answers<'a> {
         let layout = layout.ok_or_else(|| answer.uneven())?;
         let length = length.unwrap_or(layout.steps());
         if length > layout.steps() {
-            return Err(RequestError::OutputLength {
-                name: bound.name.clone(),
-                dims: view.dims.to_vec(),
-                axis,
-                length,
-            });
+            let (name, dims) = (bound.name.clone(), view.dims.to_vec());
+            return Err(RunError::OutputLength { name, dims, axis, length }.into());
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
@@ -155,17 +151,11 @@ impl<'a> Answers<'a> {
             return send_strings(bound, response, &dims, strings);
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, part.bytes())?;
-        on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))
+        Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
-    fn length(
-        &self,
-        answer: &OutputRows,
-        by: TrimBy,
-        position: usize,
-        row: &Row,
-    ) -> Result<Option<usize>, RequestError> {
+    fn length(&self, answer: &OutputRows, by: TrimBy, position: usize, row: &Row) -> Result<Option<usize>, RunError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
@@ -208,7 +198,7 @@ impl<'r> OnGpus<'r> {
         output: &str,
         memory: OutputMemory<'r>,
         pieces: impl Iterator<Item = &'p [u8]>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), RunError> {
         let OutputMemory::Gpu(to) = memory else { return fill(output, memory, pieces) };
         let mut bytes = reserve(to.byte_len())?;
         pieces.for_each(|piece| bytes.extend_from_slice(piece));
@@ -217,22 +207,18 @@ impl<'r> OnGpus<'r> {
     }
 
     /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
-    fn write(self) -> Vec<(usize, RequestError)> {
+    fn write(self) -> Vec<(usize, RunError)> {
         let written = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
         let error = |(write, written): (Write, Result<(), DeviceError>)| {
             let (name, gpu, source) = (write.output, write.to.gpu(), written.err()?);
-            Some((write.position, RequestError::OutputOnGpu { name, gpu, source }))
+            Some((write.position, RunError::OutputOnGpu { name, gpu, source }))
         };
         self.writes.into_iter().zip(written).filter_map(error).collect()
     }
 }
 
 /// Writes an output, which is these pieces one after another, to where Triton wants it.
-pub fn fill<'p>(
-    output: &str,
-    memory: OutputMemory,
-    pieces: impl Iterator<Item = &'p [u8]>,
-) -> Result<(), RequestError> {
+pub fn fill<'p>(output: &str, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), RunError> {
     match memory {
         OutputMemory::Host(mut bytes) => {
             pieces.for_each(|piece| bytes.write(piece));
@@ -260,7 +246,7 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
         if wanted.is_none() && is_state_tensor(name) {
             continue;
         }
-        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
+        let output = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)
@@ -278,5 +264,5 @@ fn send_strings<'s>(
     bytes.resize(count, 0);
     strings::write(elements, &mut bytes);
     let memory = response.output(&bound.c_name, DataType::Bytes, dims, bytes.len())?;
-    fill(&bound.name, memory, std::iter::once(bytes.as_slice()))
+    Ok(fill(&bound.name, memory, std::iter::once(bytes.as_slice()))?)
 }

@@ -28,7 +28,7 @@ use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::{Served, convert_if_asked};
-use crate::error::{LoadError, RequestError};
+use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::session::{Library, ModelSource, Session, unrepeatable};
@@ -175,17 +175,17 @@ impl Model {
     }
 
     /// Why a request to an instance of that kind has no sequence, in words for its client.
-    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
+    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> AdmissionError {
         match refusal {
-            Refusal::Unknown => RequestError::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
-            Refusal::Ambiguous => RequestError::AmbiguousSequence { id, wait_ms: 2 * self.config.quiet.as_millis() },
+            Refusal::Unknown => AdmissionError::Unknown { id, idle_limit_ms: self.config.idle_limit.as_millis() },
+            Refusal::Ambiguous => AdmissionError::Ambiguous { id, wait_ms: 2 * self.config.quiet.as_millis() },
             Refusal::Full { capacity } => {
                 let site = self.sites.iter().find(|site| site.kind == kind);
                 let reason = site.map_or(String::new(), |site| site.placement.capacity_reason.clone());
-                RequestError::PoolFull { id, capacity, reason }
+                AdmissionError::PoolFull { id, capacity, reason }
             }
-            Refusal::Memory(source) => RequestError::PoolMemory { id, source },
-            Refusal::Busy => RequestError::SequenceBusy(id),
+            Refusal::Memory(source) => AdmissionError::PoolMemory { id, source },
+            Refusal::Busy => AdmissionError::Busy(id),
         }
     }
 
