@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 
 FOLDERS = (
-    *(f"src/{module}" for module in ("binding", "completion", "config", "error", "triton")),
+    *(f"src/{module}" for module in ("binding", "completion", "config", "error", "memory", "triton")),
     "crates/convert/src",
 )
 COMMENT = re.compile(r"//.*")
@@ -131,7 +131,7 @@ def circles(folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_files_import_each_other(folder):
     found = imports(ROOT / folder)
-    assert len(found) > 5 and sum(map(len, found.values())) > len(found) / 2, f"{folder}: the imports aren't read"
+    assert len(found) > 3 and sum(map(len, found.values())) > len(found) / 2, f"{folder}: the imports aren't read"
     assert circles(ROOT / folder) == []
 
 
