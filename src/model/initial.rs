@@ -10,6 +10,12 @@ use crate::error::{LoadError, RunError};
 use crate::session::{Copier, OutputView, Run, Session, Step};
 use crate::triton::Request;
 
+/// A model for initial states.
+pub struct LoadedInitialModel {
+    pub session: Arc<Session>,
+    pub binding: InitialModel,
+}
+
 /// The buffers in which one instance runs the model for initial states.
 pub struct InitialStep {
     step: Step,

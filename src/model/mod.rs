@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-pub use initial::InitialStep;
+pub use initial::{InitialStep, LoadedInitialModel};
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -24,7 +24,7 @@ pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;
 
-use crate::binding::{Binding, InitialModel, StateApi};
+use crate::binding::{Binding, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::{Served, convert_if_asked};
@@ -53,12 +53,6 @@ pub struct Model {
     pub initial_model: Option<LoadedInitialModel>,
     sites: Vec<Site>,
     next_instance: AtomicU32,
-}
-
-/// A model for initial states.
-pub struct LoadedInitialModel {
-    pub session: Arc<Session>,
-    pub binding: InitialModel,
 }
 
 /// What the server's command line says to all models.
