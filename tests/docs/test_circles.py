@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 
 FOLDERS = (
-    *(f"src/{module}" for module in ("binding", "completion", "config", "error", "memory", "model", "triton")),
+    *(f"src/{module}" for module in ("binding", "completion", "config", "error", "memory", "model", "session", "triton")),
     "crates/convert/src",
 )
 COMMENT = re.compile(r"//.*")
