@@ -21,6 +21,7 @@ mod new_states;
 mod operations;
 mod output_rows;
 mod row_state;
+mod sequence_state;
 mod spots;
 mod varying;
 
@@ -38,10 +39,10 @@ use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
-pub use operations::{SequenceState, WriteError};
 pub use output_rows::OutputRows;
 pub use row_state::{Contexts, HasState, RowState};
-use spots::Spot;
+pub use sequence_state::{SequenceState, WriteError};
+use spots::{Spot, permute};
 use varying::VaryingStates;
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
@@ -426,18 +427,6 @@ fn rows_of<'a, R: HasState>(
     held: &'a [Option<StateMemory>],
 ) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
     batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
-}
-
-/// Puts the rows in an order: at each position the row that stood at `order[position]`.
-fn permute<T>(rows: &mut [T], order: &[usize]) {
-    for position in 0..order.len() {
-        let mut from = order[position];
-        // Where a row has been swapped away, it is where the row went that came to its position.
-        while from < position {
-            from = order[from];
-        }
-        rows.swap(position, from);
-    }
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -4,7 +4,8 @@ use rows::copies;
 use rows::tensor::{RowAt, StorageType, WindowLayout};
 
 use super::output_rows::OutputRows;
-use super::{HasState, varying};
+use super::row_state::HasState;
+use super::varying;
 use crate::binding::{Binding, BoundContext, BoundState, RequestInput};
 use crate::error::RunError;
 use crate::model::{StateMemory, VaryingSize};

@@ -9,43 +9,12 @@ use sequences::pool::SlotId;
 
 use super::StateStore;
 use super::content::{StateContent, StateRow};
+use super::sequence_state::{SequenceState, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
-use crate::error::{RequestError, RunError, StateApiError};
+use crate::error::RunError;
 use crate::memory::MemoryError;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
-
-/// Why a state cannot be written.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// It is not a state of this model.
-    #[error("{0}")]
-    Misfit(String),
-    /// There is no room for it.
-    #[error(transparent)]
-    Store(#[from] RunError),
-    /// A device has failed, and the state may be half-way: the sequence has to be ended.
-    #[error(transparent)]
-    Copy(RunError),
-}
-
-impl From<WriteError> for RequestError {
-    fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::Misfit(why) => StateApiError::Conflict(why).into(),
-            WriteError::Store(error) | WriteError::Copy(error) => error.into(),
-        }
-    }
-}
-
-/// What a sequence has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SequenceState {
-    /// The value of each state, in the order of the binding.
-    pub states: Vec<Initial>,
-    /// The bytes of each context, in the order of [`Binding::contexts`].
-    pub contexts: Vec<Vec<u8>>,
-}
 
 impl StateStore {
     /// The values of some states of a sequence, by their numbers; `None` if it is over.

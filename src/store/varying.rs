@@ -13,7 +13,7 @@ use sequences::pool::SlotId;
 
 use super::content::{StateContent, StateRow};
 use super::output_rows::OutputRows;
-use super::{HasState, RowState};
+use super::row_state::{HasState, RowState};
 use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::{InputError, RequestError, RunError};
 use crate::memory::{PAGES_FROM, Shared};

@@ -11,10 +11,8 @@ import pytest
 
 from support.paths import ROOT
 
-FOLDERS = (
-    *(f"src/{module}" for module in ("binding", "completion", "config", "error", "memory", "model", "session", "triton")),
-    "crates/convert/src",
-)
+MODULES = ("binding", "completion", "config", "error", "memory", "model", "session", "store", "triton")
+FOLDERS = (*(f"src/{module}" for module in MODULES), "crates/convert/src")
 COMMENT = re.compile(r"//.*")
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)
