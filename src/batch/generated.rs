@@ -3,28 +3,13 @@
 use rows::copies;
 use rows::tensor::{Gap, RowAt, RowLayout, StorageType};
 
-use super::Row;
+use super::{Counted, Row};
 use crate::binding::{
     Binding, BoundInput, Counter, Generated, GrowingAxis, InputAxis, RequestInput, RowValues, Source, generated_value,
     largest_whole,
 };
 use crate::error::{InputError, RequestError};
 use crate::session::Step;
-
-/// What generated inputs need of the sequence of a row, before the run.
-#[derive(Clone, Debug)]
-pub struct Counted {
-    /// In the order of [`Binding::counters`]; empty for zeros.
-    counts: Vec<u64>,
-    /// What the row has in the generated inputs that the whole batch shares.
-    shared_values: Vec<RowValues>,
-}
-
-impl Counted {
-    fn count(&self, counter: usize) -> u64 {
-        self.counts.get(counter).copied().unwrap_or(0)
-    }
-}
 
 impl RowValues {
     /// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.

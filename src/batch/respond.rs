@@ -1,18 +1,19 @@
 //! Rows of the outputs into responses.
 
-use gpu_rows::{DeviceError, Foreign};
 use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve, strings};
+use sequences::SequenceId;
 use smallvec::SmallVec;
 
+use super::deliver::{OnGpus, deliver};
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
-use crate::config::is_state_tensor;
+use crate::config::{ID_TENSOR, is_state_tensor};
 use crate::error::{RequestError, RunError};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::triton::{OutputMemory, Response, echo};
+use crate::triton::{OutputMemory, Response, c_name, echo};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
@@ -173,63 +174,25 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
-#[derive(Default)]
-struct OnGpus<'r> {
-    /// Those that are copied on the step's device.
-    copies: Vec<OutputCopy<'r>>,
-    /// The others.
-    writes: Vec<Write<'r>>,
-}
-
-struct Write<'r> {
-    /// The row's position in the batch.
-    position: usize,
-    output: String,
-    to: Foreign<'r>,
-    bytes: Vec<u8>,
-}
-
-impl<'r> OnGpus<'r> {
-    /// As [`fill`]; what goes to a GPU is kept for [`OnGpus::write`].
-    fn fill<'p>(
-        &mut self,
-        position: usize,
-        output: &str,
-        memory: OutputMemory<'r>,
-        pieces: impl Iterator<Item = &'p [u8]>,
-    ) -> Result<(), RunError> {
-        let OutputMemory::Gpu(to) = memory else { return fill(output, memory, pieces) };
-        let mut bytes = reserve(to.byte_len())?;
-        pieces.for_each(|piece| bytes.extend_from_slice(piece));
-        self.writes.push(Write { position, output: output.to_owned(), to, bytes });
-        Ok(())
+impl Row {
+    /// Adds the id of the sequence to a response as a parameter, if answers carry it.
+    pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
+        let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
+        Ok(response.set_sequence_id(&key.id)?)
     }
 
-    /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
-    fn write(self) -> Vec<(usize, RunError)> {
-        let written = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
-        let error = |(write, written): (Write, Result<(), DeviceError>)| {
-            let (name, gpu, source) = (write.output, write.to.gpu(), written.err()?);
-            Some((write.position, RunError::OutputOnGpu { name, gpu, source }))
+    /// Writes the id of the sequence, if `output` is the output for it. Returns whether it is. A string id is written
+    /// as 0.
+    pub fn answer_id_tensor(&self, response: &Response, output: &str) -> Result<bool, RequestError> {
+        let dims = self.tells_id.and_then(|tells| tells.output_dims);
+        let (Some(key), Some(dims), ID_TENSOR) = (&self.key, dims, output) else { return Ok(false) };
+        let id = match key.id {
+            SequenceId::Number(number) => number,
+            SequenceId::Name(_) => 0,
         };
-        self.writes.into_iter().zip(written).filter_map(error).collect()
-    }
-}
-
-/// Writes an output, which is these pieces one after another, to where Triton wants it.
-pub fn fill<'p>(output: &str, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), RunError> {
-    match memory {
-        OutputMemory::Host(mut bytes) => {
-            pieces.for_each(|piece| bytes.write(piece));
-            bytes.finish();
-            Ok(())
-        }
-        on_gpu @ OutputMemory::Gpu(_) => {
-            let mut alone = OnGpus::default();
-            alone.fill(0, output, on_gpu, pieces)?;
-            alone.write().pop().map_or(Ok(()), |(_, error)| Err(error))
-        }
+        let memory = response.output(&c_name(ID_TENSOR), DataType::Uint64, dims, size_of::<u64>())?;
+        deliver(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
+        Ok(true)
     }
 }
 
@@ -264,5 +227,5 @@ fn send_strings<'s>(
     bytes.resize(count, 0);
     strings::write(elements, &mut bytes);
     let memory = response.output(&bound.c_name, DataType::Bytes, dims, bytes.len())?;
-    Ok(fill(&bound.name, memory, std::iter::once(bytes.as_slice()))?)
+    Ok(deliver(&bound.name, memory, std::iter::once(bytes.as_slice()))?)
 }

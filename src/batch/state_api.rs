@@ -7,12 +7,12 @@ use rows::tensor::{DataType, element_count};
 use sequences::SequenceId;
 use serde_json::json;
 
-use super::Row;
+use super::deliver::deliver;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, StateTensor};
 use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
 use crate::error::{InputError, RequestError, StateApiError};
 use crate::snapshot::{self, Snapshot};
-use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
+use crate::triton::{HeldElements, ParameterValue, Request, Response, echo};
 
 /// Reads the value of a parameter, whose name is given too, into what a request asks for.
 type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
@@ -242,7 +242,7 @@ impl StateAnswer<'_> {
                     &written
                 }
             };
-            super::respond::fill(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
+            deliver(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
         }
         if let Some(info) = &self.info {
             let text = self.info_text(info, api, binding);
@@ -272,27 +272,6 @@ impl StateAnswer<'_> {
     }
 }
 
-impl Row {
-    /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
-    pub fn starts_for_model(&self) -> bool {
-        let fresh = self.state.is_fresh();
-        self.asked.as_ref().map_or(fresh, |asked| {
-            asked.progress.restarts || ((fresh || asked.progress.began) && !asked.progress.goes_on)
-        })
-    }
-
-    /// Copies the inputs that its sequence keeps, by position.
-    pub fn hold_inputs(&mut self, binding: &Binding) -> Result<Vec<Option<HeldInput>>, InputError> {
-        let held = binding.request_inputs().map(|(input, of)| {
-            if !of.is_held {
-                return Ok(None);
-            }
-            self.request.hold_input(of.position).map_err(|error| InputError::not_copied(&input.name, error))
-        });
-        held.collect()
-    }
-}
-
 /// Sends a tensor of one string.
 fn send_element(
     response: &Response,
@@ -306,7 +285,7 @@ fn send_element(
         return Err(conflict(why).into());
     };
     let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
-    Ok(super::respond::fill(name, memory, [&length.to_le_bytes()[..], element].into_iter())?)
+    Ok(deliver(name, memory, [&length.to_le_bytes()[..], element].into_iter())?)
 }
 
 /// Reads the tensor of state number `index`, if the request carries it.
