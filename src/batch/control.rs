@@ -8,7 +8,7 @@ use sequences::scheduler::{Control, Origin};
 use smallvec::SmallVec;
 
 use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
-use crate::error::RequestError;
+use crate::error::{AdmissionError, InputError, RequestError};
 use crate::triton::{Request, c_name};
 
 /// Reads [`Control`] from the requests of a model.
@@ -49,7 +49,7 @@ impl ControlReader {
             let control = controls.as_ref().map(|controls| controls.get(row).copied().unwrap_or(0));
             of_row(&parameters, id.filter(|&id| id != 0), control)
         };
-        (0..rows).map(row).collect()
+        Ok((0..rows).map(row).collect::<Result<_, _>>()?)
     }
 
     fn special(&self, request: &mut Request) -> Result<Special, RequestError> {
@@ -68,20 +68,20 @@ impl ControlReader {
             special.controls = controls.map(|controls| controls.into_iter().map(u32::from_ne_bytes).collect());
         }
         match special.controls.iter().flatten().find(|&&control| control > 2) {
-            Some(&control) => Err(RequestError::SequenceControl(control)),
+            Some(&control) => Err(AdmissionError::Control(control).into()),
             None => Ok(special),
         }
     }
 }
 
 /// Joins the request parameters with the special inputs of a row. Fails if they differ.
-fn of_row(parameters: &Control, id: Option<u64>, control: Option<u32>) -> Result<Control, RequestError> {
+fn of_row(parameters: &Control, id: Option<u64>, control: Option<u32>) -> Result<Control, AdmissionError> {
     let id = id.map(SequenceId::Number);
     if let (Some(by_parameter), Some(by_input)) = (&parameters.id, &id)
         && by_parameter != by_input
     {
         let (parameter, input) = (by_parameter.to_string(), by_input.to_string());
-        return Err(RequestError::SequenceIdConflict { what: ID_TENSOR, parameter, input });
+        return Err(AdmissionError::IdConflict { what: ID_TENSOR, parameter, input });
     }
     let by_parameters = (parameters.start, parameters.end);
     let (start, end) = control.map_or(by_parameters, |control| (control == 1, control == 2));
@@ -92,11 +92,11 @@ fn of_row(parameters: &Control, id: Option<u64>, control: Option<u32>) -> Result
             _ => "END",
         };
         let (parameter, input) = (parameter.to_owned(), control.unwrap_or(0).to_string());
-        return Err(RequestError::SequenceIdConflict { what: CONTROL_INPUT, parameter, input });
+        return Err(AdmissionError::IdConflict { what: CONTROL_INPUT, parameter, input });
     }
     let id = parameters.id.clone().or(id);
     if id.is_none() && !start {
-        return Err(RequestError::SequenceIdNotProvided);
+        return Err(AdmissionError::IdNotProvided);
     }
     Ok(Control { id, start, end, origin: Origin::Own })
 }
@@ -112,10 +112,10 @@ fn elements<const N: usize>(
     let came = input.dims().to_vec();
     let bytes = input.bytes();
     if bytes == 0 || came.first() != Some(&((bytes / N) as i64)) {
-        return Err(RequestError::SequenceTensorShape { name, came });
+        return Err(AdmissionError::TensorShape { name, came }.into());
     }
     // The client may have it in memory of a GPU.
-    request.copy_input(index).map_err(|error| RequestError::not_copied(name, error))?;
+    request.copy_input(index).map_err(|error| InputError::not_copied(name, error))?;
     let mut copied = Vec::with_capacity(bytes);
     request.input(index).into_iter().flat_map(|input| input.pieces()).for_each(|piece| piece.append_to(&mut copied));
     Ok(Some(copied.chunks_exact(N).map(|chunk| chunk.try_into().unwrap_or([0; N])).collect()))

@@ -9,7 +9,7 @@ use sequences::{Key, SequenceId};
 use super::state_api::{StateReader, StateRequest};
 use super::{Row, TellsId, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi, StepsMultiple};
-use crate::error::RequestError;
+use crate::error::{AdmissionError, InputError, RequestError, StateApiError};
 use crate::panic;
 use crate::store::RowState;
 use crate::triton::{Input, NotCopied, Request, c_name};
@@ -47,10 +47,6 @@ struct ExpectedInput {
 }
 
 /// What came of a request.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once, and a box would be allocated for each request"
-)]
 pub enum Decoded {
     /// A row; with a problem, if the request is wrong.
     Row(Row),
@@ -135,7 +131,7 @@ impl Expected {
     }
 
     /// The parameters of the State API that a request has.
-    pub fn asked(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
+    pub fn asked(&self, request: &Request) -> Result<Option<Box<StateRequest>>, StateApiError> {
         self.state.parameters(request)
     }
 
@@ -161,7 +157,7 @@ impl Expected {
             Ok(copied) => {
                 for (&(row, index), copied) in far.iter().zip(copied) {
                     if let Err(error) = copied {
-                        rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error)));
+                        rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error).into()));
                     }
                 }
             }
@@ -185,7 +181,7 @@ impl Expected {
         if asked.as_ref().is_some_and(|asked| !asked.progress.runs) {
             return Ok(());
         }
-        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
+        Ok(self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))?)
     }
 }
 
@@ -214,44 +210,44 @@ fn fit(came: &[i64], wanted: &[i64]) -> bool {
 impl ExpectedInput {
     /// Checks an input, and copies strings, and what a whole batch shares, because others could change them.
     /// [`Expected::fetch`] does this for inputs on GPUs.
-    fn check(&self, request: &mut Request, index: usize) -> Result<(), RequestError> {
+    fn check(&self, request: &mut Request, index: usize) -> Result<(), InputError> {
         let Some(input) = request.input(index) else {
-            return if self.optional { Ok(()) } else { Err(RequestError::InputMissing(self.name.clone())) };
+            return if self.optional { Ok(()) } else { Err(InputError::Missing(self.name.clone())) };
         };
         if input.data_type() != Some(self.data_type) {
             let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
-            return Err(RequestError::InputType { name: self.name.clone(), came, wanted: self.data_type });
+            return Err(InputError::Type { name: self.name.clone(), came, wanted: self.data_type });
         }
         if !fit(input.dims(), &self.dims) {
             let (name, came, wanted) = (self.name.clone(), input.dims().to_vec(), self.dims.clone());
             let is_row = self.has_rows && came.len() == wanted.len() && fit(&came[1..], &wanted[1..]);
             return Err(if is_row {
-                RequestError::InputRows { name, came }
+                InputError::Rows { name, came }
             } else {
-                RequestError::InputShape { name, came, wanted }
+                InputError::Shape { name, came, wanted }
             });
         }
         if let Some(StepsMultiple { axis, multiple }) = self.steps_multiple {
             let came = self.form.model_dims(input.dims()).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
             if came % multiple != 0 {
-                return Err(RequestError::StepsMultiple { name: self.name.clone(), axis, came, multiple });
+                return Err(InputError::StepsMultiple { name: self.name.clone(), axis, came, multiple });
             }
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if let (0, Some(node)) = (count, &self.needs_elements) {
             let (name, came) = (self.name.clone(), input.dims().to_vec());
-            return Err(RequestError::NoSteps { name, came, node: node.clone() });
+            return Err(InputError::NoSteps { name, came, node: node.clone() });
         }
         if self.data_type == DataType::Bytes {
             let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
             if came != Some(count) {
-                return Err(RequestError::InputStrings { name: self.name.clone(), came, wanted: count });
+                return Err(InputError::Strings { name: self.name.clone(), came, wanted: count });
             }
             return Ok(());
         }
         let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
         if input.bytes() != wanted {
-            return Err(RequestError::InputBytes { name: self.name.clone(), came: input.bytes(), wanted });
+            return Err(InputError::Bytes { name: self.name.clone(), came: input.bytes(), wanted });
         }
         if self.is_shared && !input.is_on_gpus() {
             request.copy_input(index).map_err(|error| self.not_copied(error))?;
@@ -265,13 +261,13 @@ impl ExpectedInput {
         input.is_on_gpus() && (self.is_shared || !gpu.is_some_and(is_on))
     }
 
-    fn not_copied(&self, error: NotCopied) -> RequestError {
-        RequestError::not_copied(&self.name, error)
+    fn not_copied(&self, error: NotCopied) -> InputError {
+        InputError::not_copied(&self.name, error)
     }
 }
 
 /// Whether the model can be fed a sequence id as a number of this type.
-fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), RequestError> {
+fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), AdmissionError> {
     let most = match data_type {
         DataType::Int32 => i32::MAX as u64,
         DataType::Uint32 => u64::from(u32::MAX),
@@ -279,8 +275,8 @@ fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), RequestError> {
         _ => u64::MAX,
     };
     match *id {
-        SequenceId::Name(_) => Err(RequestError::SequenceIdType { id: id.clone(), data_type }),
-        SequenceId::Number(id) if id > most => Err(RequestError::SequenceIdTooLarge { id, data_type, most }),
+        SequenceId::Name(_) => Err(AdmissionError::IdType { id: id.clone(), data_type }),
+        SequenceId::Number(id) if id > most => Err(AdmissionError::IdTooLarge { id, data_type, most }),
         SequenceId::Number(_) => Ok(()),
     }
 }

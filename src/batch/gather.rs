@@ -9,8 +9,8 @@ use super::Row;
 use super::generated;
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, RowValues, Source};
 use crate::config::FirstRequest;
-use crate::error::RequestError;
-use crate::session::{Overlay, Step};
+use crate::error::{InputError, RequestError};
+use crate::session::{Overlay, SessionError, Step};
 use crate::store::StateStore;
 use crate::triton::Input;
 
@@ -163,7 +163,7 @@ fn windows_layout(
     request: &RequestInput,
     axis: usize,
     batch: Padded,
-) -> Result<(Vec<i64>, WindowLayout), RequestError> {
+) -> Result<(Vec<i64>, WindowLayout), InputError> {
     let length = |(row, sent): (&Row, Input)| request.row_length(sent.dims(), axis, row.state.is_first);
     let first = batch.inputs(request).next();
     let mut dims = first.map(|(_, sent)| request.form.model_dims(sent.dims()).to_vec()).unwrap_or_default();
@@ -198,7 +198,7 @@ fn lengths(
     input: &BoundInput,
     of: usize,
     batch: Padded,
-) -> Result<(), RequestError> {
+) -> Result<(), SessionError> {
     let buffer = step.input(index, &input.dims, batch.run_rows)?;
     let element = input.data_type.byte_size().unwrap_or(1);
     let lengths = batch.rows().map(|row| row.steps_of(binding, of).unwrap_or(0) as u64);
@@ -214,11 +214,11 @@ fn controls(
     input: &BoundInput,
     control: &BoundControl,
     batch: Padded,
-) -> Result<(), RequestError> {
+) -> Result<(), SessionError> {
     if input.data_type == DataType::Bytes {
         let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_bytes()).unwrap_or_default());
         let ids: Strings = ids.collect();
-        return Ok(step.set_strings(index, &input.dims, batch.run_rows, ids.iter().enumerate())?);
+        return step.set_strings(index, &input.dims, batch.run_rows, ids.iter().enumerate());
     }
     let buffer = step.input(index, &input.dims, batch.run_rows)?;
     let element = buffer.len() / batch.run_rows;
@@ -270,10 +270,10 @@ pub(super) fn constant(
     Ok(())
 }
 
-fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, RequestError> {
+fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, InputError> {
     RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| wrong_shape(input, dims))
 }
 
-fn wrong_shape(input: &BoundInput, dims: &[i64]) -> RequestError {
-    RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+fn wrong_shape(input: &BoundInput, dims: &[i64]) -> InputError {
+    InputError::Shape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
 }

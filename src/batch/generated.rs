@@ -3,28 +3,13 @@
 use rows::copies;
 use rows::tensor::{Gap, RowAt, RowLayout, StorageType};
 
-use super::Row;
+use super::{Counted, Row};
 use crate::binding::{
     Binding, BoundInput, Counter, Generated, GrowingAxis, InputAxis, RequestInput, RowValues, Source, generated_value,
     largest_whole,
 };
-use crate::error::RequestError;
+use crate::error::{InputError, RequestError};
 use crate::session::Step;
-
-/// What generated inputs need of the sequence of a row, before the run.
-#[derive(Clone, Debug)]
-pub struct Counted {
-    /// In the order of [`Binding::counters`]; empty for zeros.
-    counts: Vec<u64>,
-    /// What the row has in the generated inputs that the whole batch shares.
-    shared_values: Vec<RowValues>,
-}
-
-impl Counted {
-    fn count(&self, counter: usize) -> u64 {
-        self.counts.get(counter).copied().unwrap_or(0)
-    }
-}
 
 impl RowValues {
     /// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.
@@ -50,7 +35,7 @@ impl RowValues {
 }
 
 /// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.
-pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), RequestError> {
+pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), InputError> {
     row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
     let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
     let values = shared.map(|(_, generated)| RowValues::of(generated, binding, row, Gap::NONE)).collect();
@@ -65,14 +50,14 @@ pub fn shared_values(row: &Row) -> &[RowValues] {
     row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
 }
 
-fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
+fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
     for (input, generated) in binding.generated() {
         let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
         let (value, most) = (generated_value(generated, last), largest_whole(input.data_type));
         if value > i128::from(most) {
             let (name, written, data_type) = (input.name.clone(), generated.written.clone(), input.data_type);
-            return Err(RequestError::GeneratedTooLarge { name, written, value, data_type, most });
+            return Err(InputError::GeneratedTooLarge { name, written, value, data_type, most });
         }
     }
     Ok(())
@@ -105,7 +90,7 @@ pub fn fill(
     if let Some(axis) = generated.axis {
         dims[axis] = longest as i64;
     }
-    let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(|| RequestError::InputShape {
+    let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(|| InputError::Shape {
         name: input.name.clone(),
         came: dims.clone(),
         wanted: input.dims.clone(),

@@ -7,6 +7,7 @@
 
 pub mod control;
 pub mod decode;
+mod deliver;
 pub mod fault;
 pub mod gather;
 pub mod generated;
@@ -17,18 +18,15 @@ pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
-use rows::tensor::DataType;
-use sequences::{Key, SequenceId};
+use sequences::Key;
 
-use self::generated::Counted;
 use self::isolation::Member;
 use self::state_api::StateRequest;
-use crate::binding::{Binding, Source};
-use crate::config::ID_TENSOR;
-use crate::error::RequestError;
+use crate::binding::{Binding, RowValues, Source};
+use crate::error::{InputError, RequestError};
 use crate::model::{Extras, Lease};
 use crate::store::{HasState, RowState};
-use crate::triton::{Answer, Request, Response, c_name};
+use crate::triton::{Answer, HeldInput, Request};
 
 /// How an answer carries the id of its sequence: as a response parameter, and perhaps as output `sequence_id`.
 #[derive(Clone, Copy)]
@@ -95,7 +93,7 @@ impl Row {
 
     /// Checks the lengths of the inputs that have a context, where the first inference of a sequence differs from later
     /// ones.
-    pub fn check_lengths(&self, binding: &Binding) -> Result<(), RequestError> {
+    pub fn check_lengths(&self, binding: &Binding) -> Result<(), InputError> {
         for (index, request, context) in binding.contexts() {
             let Some(sent) = self.request.input(request.position) else { continue };
             let (input, came) = (&binding.inputs[index], request.own_length(sent.dims(), context.axis));
@@ -105,7 +103,7 @@ impl Row {
             }
             let which = if self.state.is_first { "the first inference" } else { "an inference after the first" };
             let wanted = exactly.map_or_else(|| format!("at least {least}"), |exactly| exactly.to_string());
-            return Err(RequestError::InputLength {
+            return Err(InputError::Length {
                 name: input.name.clone(),
                 axis: context.axis,
                 came,
@@ -122,24 +120,23 @@ impl Row {
         (0..count).any(|index| self.request.output_name(index).is_ok_and(|name| name == output))
     }
 
-    /// Adds the id of the sequence to a response as a parameter, if answers carry it.
-    pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
-        let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
-        Ok(response.set_sequence_id(&key.id)?)
+    /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
+    pub fn starts_for_model(&self) -> bool {
+        let fresh = self.state.is_fresh();
+        self.asked.as_ref().map_or(fresh, |asked| {
+            asked.progress.restarts || ((fresh || asked.progress.began) && !asked.progress.goes_on)
+        })
     }
 
-    /// Writes the id of the sequence, if `output` is the output for it. Returns whether it is. A string id is written
-    /// as 0.
-    pub fn answer_id_tensor(&self, response: &Response, output: &str) -> Result<bool, RequestError> {
-        let dims = self.tells_id.and_then(|tells| tells.output_dims);
-        let (Some(key), Some(dims), ID_TENSOR) = (&self.key, dims, output) else { return Ok(false) };
-        let id = match key.id {
-            SequenceId::Number(number) => number,
-            SequenceId::Name(_) => 0,
-        };
-        let memory = response.output(&c_name(ID_TENSOR), DataType::Uint64, dims, size_of::<u64>())?;
-        respond::fill(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
-        Ok(true)
+    /// Copies the inputs that its sequence keeps, by position.
+    pub fn hold_inputs(&mut self, binding: &Binding) -> Result<Vec<Option<HeldInput>>, InputError> {
+        let held = binding.request_inputs().map(|(input, of)| {
+            if !of.is_held {
+                return Ok(None);
+            }
+            self.request.hold_input(of.position).map_err(|error| InputError::not_copied(&input.name, error))
+        });
+        held.collect()
     }
 
     /// Steps that the model sees of the row's input number `input` of the binding, along the axis in which rows may
@@ -162,5 +159,20 @@ impl HasState for Row {
     fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize> {
         let Source::Request(request) = &binding.inputs[input].source else { return None };
         Some(request.row_length(self.request.input(request.position)?.dims(), axis, self.state.is_first))
+    }
+}
+
+/// What generated inputs need of the sequence of a row, before the run.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// In the order of [`Binding::counters`]; empty for zeros.
+    counts: Vec<u64>,
+    /// What the row has in the generated inputs that the whole batch shares.
+    shared_values: Vec<RowValues>,
+}
+
+impl Counted {
+    fn count(&self, counter: usize) -> u64 {
+        self.counts.get(counter).copied().unwrap_or(0)
     }
 }

@@ -12,7 +12,7 @@ use super::generated;
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, RowValues, Source,
 };
-use crate::error::{LoadError, RequestError};
+use crate::error::{InputError, LoadError, RequestError, RunError};
 use crate::memory::BytesMut;
 use crate::proof::{Answer, Scale, difference, is_float, random};
 use crate::session::{Copier, OpenError, Run, Step};
@@ -222,8 +222,7 @@ fn fill(
         }
         Source::Request(_) | Source::Lengths { .. } | Source::Control(_) => {}
     }
-    let shape =
-        || RequestError::InputShape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() };
+    let shape = || InputError::Shape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() };
     let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(shape)?;
     let values: Vec<_> = batch.iter().map(value).collect();
     let rows = if input.batch_axis.is_some() { rows } else { 1 };
@@ -235,13 +234,7 @@ fn fill(
 }
 
 /// The values of a row's outputs. On a device, those that stay there are left out.
-fn read(
-    binding: &Binding,
-    position: usize,
-    rows: usize,
-    store: &StateStore,
-    step: &Step,
-) -> Result<Answers, RequestError> {
+fn read(binding: &Binding, position: usize, rows: usize, store: &StateStore, step: &Step) -> Result<Answers, RunError> {
     let mut answers = Vec::new();
     for (index, bound) in binding.outputs.iter().enumerate() {
         if bound.data_type == DataType::Bytes {

@@ -1,18 +1,19 @@
 //! Rows of the outputs into responses.
 
-use gpu_rows::{DeviceError, Foreign};
 use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve, strings};
+use sequences::SequenceId;
 use smallvec::SmallVec;
 
+use super::deliver::{OnGpus, deliver};
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
-use crate::config::is_state_tensor;
-use crate::error::RequestError;
+use crate::config::{ID_TENSOR, is_state_tensor};
+use crate::error::{RequestError, RunError};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::triton::{OutputMemory, Response, echo};
+use crate::triton::{OutputMemory, Response, c_name, echo};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
@@ -31,7 +32,7 @@ impl<'a> Answers<'a> {
         step: &'a Step,
         batch: &[Row],
         rows: usize,
-    ) -> Result<Self, RequestError> {
+    ) -> Result<Self, RunError> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
             if bound.is_only_kept {
                 return Ok(None);
@@ -41,7 +42,7 @@ impl<'a> Answers<'a> {
                 output => output.map(Some),
             }
         });
-        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RequestError>>()?, rows })
+        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()?, rows })
     }
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
@@ -60,7 +61,7 @@ impl<'a> Answers<'a> {
             }
         }
         self.step.copy_outputs(&on_gpus.copies)?;
-        failed.extend(on_gpus.write());
+        failed.extend(on_gpus.write().into_iter().map(|(position, error)| (position, error.into())));
         for (position, error) in failed {
             responses[position] = Err(error);
         }
@@ -88,7 +89,7 @@ impl<'a> Answers<'a> {
                 // parameters ask for.
                 continue;
             }
-            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
+            let answer = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, position, row)?;
@@ -122,7 +123,7 @@ impl<'a> Answers<'a> {
                 return Ok(());
             }
         }
-        on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))
+        Ok(on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))?)
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -140,12 +141,8 @@ impl<'a> Answers<'a> {
         let layout = layout.ok_or_else(|| answer.uneven())?;
         let length = length.unwrap_or(layout.steps());
         if length > layout.steps() {
-            return Err(RequestError::OutputLength {
-                name: bound.name.clone(),
-                dims: view.dims.to_vec(),
-                axis,
-                length,
-            });
+            let (name, dims) = (bound.name.clone(), view.dims.to_vec());
+            return Err(RunError::OutputLength { name, dims, axis, length }.into());
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
@@ -155,17 +152,11 @@ impl<'a> Answers<'a> {
             return send_strings(bound, response, &dims, strings);
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, part.bytes())?;
-        on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))
+        Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
-    fn length(
-        &self,
-        answer: &OutputRows,
-        by: TrimBy,
-        position: usize,
-        row: &Row,
-    ) -> Result<Option<usize>, RequestError> {
+    fn length(&self, answer: &OutputRows, by: TrimBy, position: usize, row: &Row) -> Result<Option<usize>, RunError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
@@ -183,67 +174,25 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
-#[derive(Default)]
-struct OnGpus<'r> {
-    /// Those that are copied on the step's device.
-    copies: Vec<OutputCopy<'r>>,
-    /// The others.
-    writes: Vec<Write<'r>>,
-}
-
-struct Write<'r> {
-    /// The row's position in the batch.
-    position: usize,
-    output: String,
-    to: Foreign<'r>,
-    bytes: Vec<u8>,
-}
-
-impl<'r> OnGpus<'r> {
-    /// As [`fill`]; what goes to a GPU is kept for [`OnGpus::write`].
-    fn fill<'p>(
-        &mut self,
-        position: usize,
-        output: &str,
-        memory: OutputMemory<'r>,
-        pieces: impl Iterator<Item = &'p [u8]>,
-    ) -> Result<(), RequestError> {
-        let OutputMemory::Gpu(to) = memory else { return fill(output, memory, pieces) };
-        let mut bytes = reserve(to.byte_len())?;
-        pieces.for_each(|piece| bytes.extend_from_slice(piece));
-        self.writes.push(Write { position, output: output.to_owned(), to, bytes });
-        Ok(())
+impl Row {
+    /// Adds the id of the sequence to a response as a parameter, if answers carry it.
+    pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
+        let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
+        Ok(response.set_sequence_id(&key.id)?)
     }
 
-    /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
-    fn write(self) -> Vec<(usize, RequestError)> {
-        let written = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
-        let error = |(write, written): (Write, Result<(), DeviceError>)| {
-            let (name, gpu, source) = (write.output, write.to.gpu(), written.err()?);
-            Some((write.position, RequestError::OutputOnGpu { name, gpu, source }))
+    /// Writes the id of the sequence, if `output` is the output for it. Returns whether it is. A string id is written
+    /// as 0.
+    pub fn answer_id_tensor(&self, response: &Response, output: &str) -> Result<bool, RequestError> {
+        let dims = self.tells_id.and_then(|tells| tells.output_dims);
+        let (Some(key), Some(dims), ID_TENSOR) = (&self.key, dims, output) else { return Ok(false) };
+        let id = match key.id {
+            SequenceId::Number(number) => number,
+            SequenceId::Name(_) => 0,
         };
-        self.writes.into_iter().zip(written).filter_map(error).collect()
-    }
-}
-
-/// Writes an output, which is these pieces one after another, to where Triton wants it.
-pub fn fill<'p>(
-    output: &str,
-    memory: OutputMemory,
-    pieces: impl Iterator<Item = &'p [u8]>,
-) -> Result<(), RequestError> {
-    match memory {
-        OutputMemory::Host(mut bytes) => {
-            pieces.for_each(|piece| bytes.write(piece));
-            bytes.finish();
-            Ok(())
-        }
-        on_gpu @ OutputMemory::Gpu(_) => {
-            let mut alone = OnGpus::default();
-            alone.fill(0, output, on_gpu, pieces)?;
-            alone.write().pop().map_or(Ok(()), |(_, error)| Err(error))
-        }
+        let memory = response.output(&c_name(ID_TENSOR), DataType::Uint64, dims, size_of::<u64>())?;
+        deliver(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
+        Ok(true)
     }
 }
 
@@ -260,7 +209,7 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
         if wanted.is_none() && is_state_tensor(name) {
             continue;
         }
-        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
+        let output = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)
@@ -278,5 +227,5 @@ fn send_strings<'s>(
     bytes.resize(count, 0);
     strings::write(elements, &mut bytes);
     let memory = response.output(&bound.c_name, DataType::Bytes, dims, bytes.len())?;
-    fill(&bound.name, memory, std::iter::once(bytes.as_slice()))
+    Ok(deliver(&bound.name, memory, std::iter::once(bytes.as_slice()))?)
 }

@@ -7,15 +7,15 @@ use rows::tensor::{DataType, element_count};
 use sequences::SequenceId;
 use serde_json::json;
 
-use super::Row;
+use super::deliver::deliver;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, StateTensor};
 use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
-use crate::error::RequestError;
+use crate::error::{InputError, RequestError, StateApiError};
 use crate::snapshot::{self, Snapshot};
-use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
+use crate::triton::{HeldElements, ParameterValue, Request, Response, echo};
 
 /// Reads the value of a parameter, whose name is given too, into what a request asks for.
-type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), RequestError>;
+type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
 
 /// The request parameters of the State API.
 const PARAMETERS: [(&str, Read); 9] = [
@@ -107,11 +107,11 @@ impl StateReader {
     }
 
     /// The parameters of a request; `None` if it has none of the State API's.
-    pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
+    pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, StateApiError> {
         let mut asked: Option<Box<StateRequest>> = None;
         let names = PARAMETERS.map(|(name, _)| name);
         for (name, value) in request.parameters(&names) {
-            let Some(api) = &self.api else { return Err(RequestError::StateApiOff(name.to_owned())) };
+            let Some(api) = &self.api else { return Err(StateApiError::Off(name.to_owned())) };
             if let Some((_, read)) = PARAMETERS.iter().find(|(known, _)| *known == name) {
                 read(asked.get_or_insert_default(), api, name, value)?;
             }
@@ -151,8 +151,8 @@ impl StateReader {
             asked.progress.runs = (bound > 0 || !asked.is_operation()) && !asked.delete;
         }
         match asked {
-            Some(_) if request.is_part() => Err(several_rows()),
-            Some(asked) => asked.check(api, start),
+            Some(_) if request.is_part() => Err(several_rows().into()),
+            Some(asked) => Ok(asked.check(api, start)?),
             None => Ok(()),
         }
     }
@@ -174,7 +174,7 @@ impl StateRequest {
         !self.get.is_empty() || self.query || self.snapshot
     }
 
-    fn check(&self, api: &StateApi, start: bool) -> Result<(), RequestError> {
+    fn check(&self, api: &StateApi, start: bool) -> Result<(), StateApiError> {
         let set = |index: &&usize| self.set.get(**index).is_some_and(Option::is_some);
         if let Some(&both) = self.reset.iter().find(set) {
             let name = &api.states[both].name;
@@ -192,7 +192,7 @@ impl StateRequest {
         }
         let unlisted = |name: &str, list| {
             let name = name.to_owned();
-            Err(RequestError::StateNotListed { name, list })
+            Err(StateApiError::NotListed { name, list })
         };
         if let Some(state) = self.get.iter().map(|&index| &api.states[index]).find(|state| !state.is_output) {
             return unlisted(&state.name, "output");
@@ -242,7 +242,7 @@ impl StateAnswer<'_> {
                     &written
                 }
             };
-            super::respond::fill(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
+            deliver(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
         }
         if let Some(info) = &self.info {
             let text = self.info_text(info, api, binding);
@@ -272,27 +272,6 @@ impl StateAnswer<'_> {
     }
 }
 
-impl Row {
-    /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
-    pub fn starts_for_model(&self) -> bool {
-        let fresh = self.state.is_fresh();
-        self.asked.as_ref().map_or(fresh, |asked| {
-            asked.progress.restarts || ((fresh || asked.progress.began) && !asked.progress.goes_on)
-        })
-    }
-
-    /// Copies the inputs that its sequence keeps, by position.
-    pub fn hold_inputs(&mut self, binding: &Binding) -> Result<Vec<Option<HeldInput>>, RequestError> {
-        let held = binding.request_inputs().map(|(input, of)| {
-            if !of.is_held {
-                return Ok(None);
-            }
-            self.request.hold_input(of.position).map_err(|error| RequestError::not_copied(&input.name, error))
-        });
-        held.collect()
-    }
-}
-
 /// Sends a tensor of one string.
 fn send_element(
     response: &Response,
@@ -302,10 +281,11 @@ fn send_element(
     element: &[u8],
 ) -> Result<(), RequestError> {
     let Ok(length) = u32::try_from(element.len()) else {
-        return Err(conflict(format!("'{name}' would have {} bytes, and a string has less than 4 GiB", element.len())));
+        let why = format!("'{name}' would have {} bytes, and a string has less than 4 GiB", element.len());
+        return Err(conflict(why).into());
     };
     let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
-    super::respond::fill(name, memory, [&length.to_le_bytes()[..], element].into_iter())
+    Ok(deliver(name, memory, [&length.to_le_bytes()[..], element].into_iter())?)
 }
 
 /// Reads the tensor of state number `index`, if the request carries it.
@@ -314,34 +294,34 @@ fn read_state(
     index: usize,
     state: &BoundState,
     request: &mut Request,
-) -> Result<Option<Initial>, RequestError> {
+) -> Result<Option<Initial>, InputError> {
     let Some(input) = request.input(index) else { return Ok(None) };
     let tensor = &api.states[index];
     let name = || tensor.name.clone();
     if input.data_type() != Some(state.data_type) {
         let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
-        return Err(RequestError::InputType { name: name(), came, wanted: state.data_type });
+        return Err(InputError::Type { name: name(), came, wanted: state.data_type });
     }
     let came = input.dims().to_vec();
     let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
     if came.len() != tensor.dims.len() || !tensor.dims.iter().zip(&came).all(fits) || !snapshot::fit_runtime(&came) {
-        return Err(RequestError::InputShape { name: name(), came, wanted: tensor.dims.clone() });
+        return Err(InputError::Shape { name: name(), came, wanted: tensor.dims.clone() });
     }
     let count = element_count(&came).unwrap_or(usize::MAX);
     if state.data_type == DataType::Bytes {
-        let not_copied = |error| RequestError::not_copied(&tensor.name, error);
+        let not_copied = |error| InputError::not_copied(&tensor.name, error);
         let elements = request.read_strings(index).map_err(not_copied)?;
         if elements != Some(count) {
-            return Err(RequestError::InputStrings { name: name(), came: elements, wanted: count });
+            return Err(InputError::Strings { name: name(), came: elements, wanted: count });
         }
     }
-    let held = request.hold_input(index).map_err(|error| RequestError::not_copied(&tensor.name, error))?;
+    let held = request.hold_input(index).map_err(|error| InputError::not_copied(&tensor.name, error))?;
     let content = match held.map(|held| held.elements) {
         Some(HeldElements::Strings(elements)) => InitialContent::Strings((*elements).clone()),
         Some(HeldElements::Bytes(bytes)) => {
             let wanted = count.saturating_mul(state.data_type.byte_size().unwrap_or(1));
             if bytes.len() != wanted {
-                return Err(RequestError::InputBytes { name: name(), came: bytes.len(), wanted });
+                return Err(InputError::Bytes { name: name(), came: bytes.len(), wanted });
             }
             InitialContent::Bytes(bytes.to_vec())
         }
@@ -358,18 +338,18 @@ fn read_snapshot(
 ) -> Result<Option<Box<Snapshot>>, RequestError> {
     let Some(input) = request.input(index) else { return Ok(None) };
     let count = element_count(input.dims()).unwrap_or(0);
-    let not_copied = |error| RequestError::not_copied(STATE_SNAPSHOT, error);
+    let not_copied = |error| InputError::not_copied(STATE_SNAPSHOT, error);
     let came = request.read_strings(index).map_err(not_copied)?;
     let strings = request.input(index).and_then(|input| input.strings());
     let (1, Some(1), Some(strings)) = (count, came, strings) else {
-        return Err(RequestError::InputStrings { name: STATE_SNAPSHOT.to_owned(), came, wanted: 1 });
+        return Err(InputError::Strings { name: STATE_SNAPSHOT.to_owned(), came, wanted: 1 }.into());
     };
     Ok(Some(Box::new(Snapshot::decode(strings.get(0), binding)?)))
 }
 
 /// The states that a parameter names: all for true, none for false. Each may be named once, so a list has a greatest
 /// length.
-fn states(api: &StateApi, name: &str, value: ParameterValue) -> Result<Vec<usize>, RequestError> {
+fn states(api: &StateApi, name: &str, value: ParameterValue) -> Result<Vec<usize>, StateApiError> {
     if let Ok(all) = flag(name, value) {
         return Ok(if all { (0..api.states.len()).collect() } else { Vec::new() });
     }
@@ -379,7 +359,7 @@ fn states(api: &StateApi, name: &str, value: ParameterValue) -> Result<Vec<usize
     let known = api.names();
     let unknown = |state: &[u8]| {
         let (parameter, state, known) = (name.to_owned(), echo(state), known.clone());
-        RequestError::UnknownState { parameter, state, known }
+        StateApiError::UnknownState { parameter, state, known }
     };
     if text.len() > api.states.iter().map(|state| state.name.len() + ", ".len()).sum() {
         return Err(unknown(text));
@@ -398,7 +378,7 @@ fn states(api: &StateApi, name: &str, value: ParameterValue) -> Result<Vec<usize
     Ok(named)
 }
 
-fn flag(name: &str, value: ParameterValue) -> Result<bool, RequestError> {
+fn flag(name: &str, value: ParameterValue) -> Result<bool, StateApiError> {
     match value {
         ParameterValue::Bool(value) => Ok(value),
         ParameterValue::Int(0) => Ok(false),
@@ -409,7 +389,7 @@ fn flag(name: &str, value: ParameterValue) -> Result<bool, RequestError> {
     }
 }
 
-fn number(name: &str, value: ParameterValue) -> Result<u64, RequestError> {
+fn number(name: &str, value: ParameterValue) -> Result<u64, StateApiError> {
     let number = match value {
         ParameterValue::Int(number) => u64::try_from(number).ok(),
         ParameterValue::Text(text) if text.len() <= MOST_DIGITS => {
@@ -420,7 +400,7 @@ fn number(name: &str, value: ParameterValue) -> Result<u64, RequestError> {
     number.ok_or_else(|| bad(name, value, "a number of steps, 0 or more, is expected"))
 }
 
-fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, RequestError> {
+fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, StateApiError> {
     match value {
         ParameterValue::Int(number) if number != 0 => Ok(SequenceId::Number(number.cast_unsigned())),
         ParameterValue::Text(text) if (1..=SequenceId::MOST_BYTES).contains(&text.len()) => {
@@ -430,22 +410,22 @@ fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, RequestErro
     }
 }
 
-fn bad(name: &str, value: ParameterValue, allowed: &'static str) -> RequestError {
+fn bad(name: &str, value: ParameterValue, allowed: &'static str) -> StateApiError {
     let value = match value {
         ParameterValue::Text(text) => format!("'{}'", echo(text)),
         ParameterValue::Int(number) => number.to_string(),
         ParameterValue::Bool(value) => value.to_string(),
         ParameterValue::Other => "of another type".to_owned(),
     };
-    RequestError::StateParameter { name: name.to_owned(), value, allowed }
+    StateApiError::Parameter { name: name.to_owned(), value, allowed }
 }
 
 /// The request has several rows, each of another sequence.
-pub fn several_rows() -> RequestError {
+pub fn several_rows() -> StateApiError {
     conflict("a request of several rows cannot use the State API: send the rows apart")
 }
 
 /// The request asks for things that exclude each other.
-pub fn conflict(why: impl Into<String>) -> RequestError {
-    RequestError::StateConflict(why.into())
+pub fn conflict(why: impl Into<String>) -> StateApiError {
+    StateApiError::Conflict(why.into())
 }

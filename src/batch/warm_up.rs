@@ -6,7 +6,7 @@ use super::gather::constant;
 use super::generated;
 use crate::binding::{Binding, BoundControl, Flag, RowValues, Source};
 use crate::error::RequestError;
-use crate::session::{Run, Step};
+use crate::session::{Run, SessionError, Step};
 use crate::store::{RowState, StateStore};
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
@@ -43,16 +43,16 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
     Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
-fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), RequestError> {
+fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), SessionError> {
     if data_type != DataType::Bytes {
         step.input(index, dims, rows)?.fill(0);
         return Ok(());
     }
-    Ok(step.set_strings(index, dims, rows, std::iter::empty())?)
+    step.set_strings(index, dims, rows, std::iter::empty())
 }
 
 /// Every row is as long as the input that the lengths are of.
-fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), RequestError> {
+fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), SessionError> {
     let (input, measured) = (&binding.inputs[index], &binding.inputs[of]);
     let Source::Request(request) = &measured.source else { return Ok(()) };
     let length = request.ragged_axis.map_or(0, |axis| match (measured.dims[axis], request.context) {

@@ -3,7 +3,8 @@
 use gpu_rows::DeviceError;
 use rows::tensor::PaddingSide;
 
-use super::{RequestError, memory_code, session_code};
+use super::codes::{memory_code, session_code};
+use super::run::RunError;
 use crate::binding::BindingError;
 use crate::completion::CompletionError;
 use crate::config::ConfigError;
@@ -104,7 +105,7 @@ pub enum LoadError {
     NoSite { model: String, kind: String },
     /// The model for initial states takes no input, so it was run, and failed.
     #[error("the {model} cannot be run: {source}")]
-    InitialModel { model: String, source: RequestError },
+    InitialModel { model: String, source: RunError },
     /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),

@@ -1,92 +1,24 @@
 //! What can go wrong, and the code that Triton is told.
 //!
-//! A [`LoadError`] is for the operator who loads a model; a [`RequestError`] is for the client who sent a request. Each
-//! has its own table of codes, so a request never fails with an error of loading. What both can meet (memory, a device,
-//! a run of ONNX Runtime) has the same code in both.
+//! A [`LoadError`] is for the operator who loads a model; a [`RequestError`] is for the client who sent a request, and
+//! joins the errors of the stages that it passes. Load and request errors have their own tables of codes, so a request
+//! never fails with an error of loading. What both can meet ([`codes`]) has the same code in both.
 
 #![forbid(unsafe_code)]
 
+mod admission;
+mod codes;
+mod input;
 mod load;
+mod reason;
 mod request;
+mod run;
+mod state_api;
 
+pub use admission::AdmissionError;
+pub use input::InputError;
 pub use load::LoadError;
-pub use request::{Reason, RequestError, SnapshotError};
-
-use crate::memory::MemoryError;
-use crate::panic::Panic;
-use crate::session::SessionError;
-use crate::triton::{self, Code};
-use gpu_rows::DeviceError;
-
-const fn memory_code(error: &MemoryError) -> Code {
-    match error {
-        MemoryError::Host { .. } => Code::Unavailable,
-        MemoryError::Device(error) => device_code(error),
-    }
-}
-
-const fn device_code(error: &DeviceError) -> Code {
-    match error {
-        // Another server may serve it.
-        DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } | DeviceError::Lost { .. } => {
-            Code::Unavailable
-        }
-        DeviceError::NoDriver | DeviceError::UselessDriver { .. } | DeviceError::NoDevice { .. } => Code::Unsupported,
-        DeviceError::Failed { .. } => Code::Internal,
-    }
-}
-
-fn session_code(error: &SessionError) -> Code {
-    match error {
-        SessionError::Memory(error) => memory_code(error),
-        SessionError::Run(why) if is_out_of_memory(why) => Code::Unavailable,
-        SessionError::Run(_) | SessionError::Tensor { .. } => Code::Internal,
-    }
-}
-
-/// Whether a run failed because ONNX Runtime found no memory, which only the text of its error says.
-fn is_out_of_memory(why: &str) -> bool {
-    ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
-}
-
-impl From<Panic> for triton::Error {
-    fn from(panic: Panic) -> Self {
-        Self::new(Code::Internal, panic.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rows::NoMemory;
-
-    use crate::memory::NoRoom;
-
-    fn codes(error: fn() -> SessionError) -> [Code; 2] {
-        [LoadError::from(error()).into(), RequestError::from(error()).into()].map(|error: triton::Error| error.code)
-    }
-
-    #[test]
-    fn want_of_memory_is_told_from_a_fault_at_load_and_for_a_request() {
-        let no_memory = || NoMemory { bytes: 1 }.into();
-        let cases: [(fn() -> SessionError, Code); 4] = [
-            (no_memory, Code::Unavailable),
-            (|| SessionError::Run("BFCArena: Failed to allocate memory for".to_owned()), Code::Unavailable),
-            (|| SessionError::Run("std::bad_alloc".to_owned()), Code::Unavailable),
-            (|| SessionError::Run("Gather: indices out of bounds".to_owned()), Code::Internal),
-        ];
-        for (error, code) in cases {
-            assert_eq!(codes(error), [code; 2], "{}", error());
-        }
-    }
-
-    #[test]
-    fn a_device_that_has_failed_is_told_from_one_without_room_for_a_growing_state() {
-        let failed = DeviceError::Failed { device: 0, call: "cuMemAllocAsync", why: "unspecified".to_owned() };
-        let full = DeviceError::OutOfMemory { bytes: 2, device: 0, free: 1, total: 1 };
-        for (device, code) in [(failed, Code::Internal), (full, Code::Unavailable)] {
-            let growing = triton::Error::from(RequestError::from(NoRoom::Memory(device.clone().into())));
-            assert_eq!([growing.code, triton::Error::from(RequestError::from(device)).code], [code; 2]);
-        }
-    }
-}
+pub use reason::Reason;
+pub use request::RequestError;
+pub use run::RunError;
+pub use state_api::{SnapshotError, StateApiError};

@@ -20,7 +20,7 @@ use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::{LoadError, RequestError};
+use crate::error::{AdmissionError, LoadError, RequestError, RunError};
 use crate::memory::MemoryError;
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
 use crate::panic::{self, Panic};
@@ -246,7 +246,7 @@ impl Instance {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    row.problem = Some(Box::new(self.refusal(refusal, key.id.clone())));
+                    row.problem = Some(Box::new(self.refusal(refusal, key.id.clone()).into()));
                 }
                 (Err(_), _) => {}
             }
@@ -254,7 +254,7 @@ impl Instance {
         rows
     }
 
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
+    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> AdmissionError {
         self.model.refusal(self.kind, refusal, id)
     }
 
@@ -300,7 +300,7 @@ impl Instance {
             return rows;
         }
         self.store.note_first(&mut rows);
-        self.sift(rows, times, answered, |of, row| row.check_lengths(&of.model.binding).map(|()| None))
+        self.sift(rows, times, answered, |of, row| Ok(row.check_lengths(&of.model.binding).map(|()| None)?))
     }
 
     /// Runs the model for initial states, if there is one, for rows that start a sequence.
@@ -329,7 +329,7 @@ impl Instance {
         self.sift(rows, times, answered, |of, row| {
             let kept = counts.next().unwrap_or_default();
             let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
-            note_counts(&of.model.binding, row, counts).map(|()| None)
+            Ok(note_counts(&of.model.binding, row, counts).map(|()| None)?)
         })
     }
 
@@ -356,7 +356,9 @@ impl Instance {
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) -> bool {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
-        if let (Err(error @ RequestError::PaddedState { .. }), true) = (&ran, self.grouping.pads_states()) {
+        if let (Err(error @ RequestError::Run(RunError::PaddedState { .. })), true) =
+            (&ran, self.grouping.pads_states())
+        {
             log::warn!(
                 "{}: {error}; from now on, rows whose states have different lengths run apart",
                 self.model.config.model
@@ -418,7 +420,7 @@ impl Instance {
         if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
             // States may be half-way, so nothing is run again.
             batch.iter_mut().for_each(|row| row.state.spoil());
-            self.fail(batch, error, times);
+            self.fail(batch, error.into(), times);
             return Ok(());
         }
         if let Err(error) = self.finish_operations(batch, &mut responses) {

@@ -10,7 +10,7 @@ use crate::batch::respond::empty_response;
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
 use crate::binding::{Initial, InitialContent};
 use crate::config::Strategy;
-use crate::error::RequestError;
+use crate::error::{AdmissionError, InputError, RequestError, StateApiError};
 use crate::model::{Answered, Extras, Lease};
 use crate::panic;
 use crate::snapshot::Snapshot;
@@ -51,7 +51,7 @@ impl Instance {
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
     fn prepare(&mut self, row: &mut Row, asked: &mut StateRequest) -> Result<bool, RequestError> {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
-            return Err(conflict("a request without a sequence cannot use the State API"));
+            return Err(conflict("a request without a sequence cannot use the State API").into());
         };
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
             asked.progress.runs = false;
@@ -103,7 +103,7 @@ impl Instance {
     }
 
     /// Refuses what this model, or this sequence now, cannot do.
-    fn check(&self, row: &Row, asked: &StateRequest, slot: SlotId) -> Result<(), RequestError> {
+    fn check(&self, row: &Row, asked: &StateRequest, slot: SlotId) -> Result<(), StateApiError> {
         if asked.resume && !matches!(self.model.config.strategy, Strategy::Own(_)) {
             return Err(conflict(
                 "'resume' needs a model without 'sequence_batching': core's sequence batcher forgets a sequence without \
@@ -115,7 +115,7 @@ impl Instance {
         }
         let made = self.sequences.extras(slot).unwrap_or_default().steps;
         match (asked.step.filter(|&step| step != made), &row.key) {
-            (Some(step), Some(key)) => Err(RequestError::StepConflict { id: key.id.clone(), step, made }),
+            (Some(step), Some(key)) => Err(StateApiError::StepConflict { id: key.id.clone(), step, made }),
             _ => Ok(()),
         }
     }
@@ -202,10 +202,9 @@ impl Instance {
             }
             if !of_model.is_empty() {
                 if !asked.progress.runs {
-                    return Err(conflict(
-                        "the initial state comes from the initial_state_model, which reads the inputs of the request: \
-                         send them, or the state",
-                    ));
+                    let why = "the initial state comes from the initial_state_model, which reads the inputs of the \
+                               request: send them, or the state";
+                    return Err(conflict(why).into());
                 }
                 if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
                     let mut initial = step.run(&self.model.binding, &model.binding, Some(&row.request))?;
@@ -245,7 +244,7 @@ impl Instance {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
             let mut held = self.model.binding.request_inputs().filter(|(_, of)| of.is_held && !of.optional);
             let missing = held.find(|(_, of)| row.request.input(of.position).is_none());
-            return missing.map_or(Ok(()), |(input, _)| Err(RequestError::InputMissing(input.name.clone())));
+            return missing.map_or(Ok(()), |(input, _)| Err(InputError::Missing(input.name.clone()).into()));
         };
         let is_new = origin.is_some();
         let mut extras = match origin {
@@ -263,7 +262,7 @@ impl Instance {
         for (input, of) in self.model.binding.request_inputs().filter(|(_, of)| of.is_held) {
             match &extras.held[of.position] {
                 Some(held) => row.request.set_input(of.position, held),
-                None if !of.optional => return Err(RequestError::InputMissing(input.name.clone())),
+                None if !of.optional => return Err(InputError::Missing(input.name.clone()).into()),
                 None => {}
             }
         }
@@ -272,14 +271,14 @@ impl Instance {
     }
 
     /// Charges what a sequence is to hold to the model's limit, unless it shares that with another sequence.
-    fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), RequestError> {
+    fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), StateApiError> {
         let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
         let limit = self.model.config.states.limits.per_sequence;
         if bytes > limit {
-            return Err(RequestError::HeldTooLarge { bytes, limit });
+            return Err(StateApiError::HeldTooLarge { bytes, limit });
         }
         for input in held.iter_mut().flatten().filter(|input| input.charge.is_none()) {
-            let charge = self.sequences.charge(input.byte_len()).map_err(RequestError::HeldRoom)?;
+            let charge = self.sequences.charge(input.byte_len()).map_err(StateApiError::HeldRoom)?;
             input.charge = Some(charge.into());
         }
         Ok(())
@@ -287,7 +286,7 @@ impl Instance {
 
     /// The state of the sequence that a START clones. `lane`: its lane, if this backend schedules the sequences.
     fn read_source(&mut self, id: &SequenceId, lane: Option<u32>) -> Result<Snapshot, RequestError> {
-        let missing = || RequestError::CloneSource(id.clone());
+        let missing = || AdmissionError::CloneSource(id.clone());
         let source = match lane {
             Some(lane) => self.sequences.slot_in_lane(self.number, lane),
             None => self.sequences.slot_of(self.number, id),
@@ -299,7 +298,7 @@ impl Instance {
     }
 
     fn read(&mut self, slot: SlotId) -> Result<SequenceState, RequestError> {
-        self.store.read(slot)?.ok_or_else(|| conflict("the sequence is over"))
+        Ok(self.store.read(slot)?.ok_or_else(|| conflict("the sequence is over"))?)
     }
 
     /// Gives the sequence of a row another state.
@@ -388,7 +387,7 @@ impl Instance {
 
 /// Refuses what a model that is told of START by an input cannot do: only an inference with that input gives a sequence
 /// its first state.
-fn check_start_control(row: &Row, asked: &StateRequest) -> Result<(), RequestError> {
+fn check_start_control(row: &Row, asked: &StateRequest) -> Result<(), StateApiError> {
     let starts = row.state.start && (!asked.progress.goes_on || asked.progress.restarts);
     if starts && (!asked.progress.runs || asked.discards || !asked.set.is_empty()) {
         return Err(conflict(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpu_rows::{Device, DeviceBuffer, Span};
 use rows::Buffer;
 
-use super::MemoryError;
+use super::error::MemoryError;
 
 /// Bytes to read.
 #[derive(Clone, Copy)]

@@ -8,23 +8,11 @@
 //! Not for: deciding which bytes are copied where.
 
 mod bytes;
+mod error;
 mod slab;
 mod varying;
 
-use rows::NoMemory;
-
 pub use bytes::{Bytes, BytesMut, TensorMemory};
-
+pub use error::MemoryError;
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use varying::{Budget, Charge, NoRoom, PAGES_FROM, Shared, Varying};
-
-/// Why memory could not be allocated.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MemoryError {
-    /// The host has too little memory.
-    #[error(transparent)]
-    Host(#[from] NoMemory),
-    /// The device has too little memory, or it failed.
-    #[error(transparent)]
-    Device(#[from] gpu_rows::DeviceError),
-}

@@ -6,9 +6,15 @@ use rows::strings::Strings;
 use rows::tensor::{DataType, element_count};
 
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
-use crate::error::{LoadError, RequestError};
+use crate::error::{LoadError, RunError};
 use crate::session::{Copier, OutputView, Run, Session, Step};
 use crate::triton::Request;
+
+/// A model for initial states.
+pub struct LoadedInitialModel {
+    pub session: Arc<Session>,
+    pub binding: InitialModel,
+}
 
 /// The buffers in which one instance runs the model for initial states.
 pub struct InitialStep {
@@ -28,7 +34,7 @@ impl InitialStep {
         binding: &Binding,
         model: &InitialModel,
         request: Option<&Request>,
-    ) -> Result<Vec<Option<Initial>>, RequestError> {
+    ) -> Result<Vec<Option<Initial>>, RunError> {
         for (index, bound) in model.inputs.iter().enumerate() {
             let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
             let dims = bound.request.form.model_dims(input.dims());
@@ -60,19 +66,14 @@ impl InitialStep {
 }
 
 /// Checks that an output has the shape of one row of its state, and copies it.
-fn read(
-    binding: &Binding,
-    state: &BoundState,
-    output: InitialOutput,
-    view: OutputView,
-) -> Result<Initial, RequestError> {
+fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: OutputView) -> Result<Initial, RunError> {
     let mut dims = view.dims.to_vec();
     if let Some(axis) = state.batch_axis.filter(|_| dims.len() + 1 == state.dims.len() || !output.has_batch) {
         dims.insert(axis.min(dims.len()), 1);
     }
     let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
     if dims.len() != state.dims.len() || !dims.iter().zip(&state.dims).all(fits) {
-        return Err(RequestError::InitialState {
+        return Err(RunError::InitialState {
             name: binding.inputs[state.input].name.clone(),
             dims: view.dims.to_vec(),
             wanted: state.dims.clone(),

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-pub use initial::InitialStep;
+pub use initial::{InitialStep, LoadedInitialModel};
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -24,11 +24,11 @@ pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;
 
-use crate::binding::{Binding, InitialModel, StateApi};
+use crate::binding::{Binding, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::{Served, convert_if_asked};
-use crate::error::{LoadError, RequestError};
+use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::session::{Library, ModelSource, Session, unrepeatable};
@@ -53,12 +53,6 @@ pub struct Model {
     pub initial_model: Option<LoadedInitialModel>,
     sites: Vec<Site>,
     next_instance: AtomicU32,
-}
-
-/// A model for initial states.
-pub struct LoadedInitialModel {
-    pub session: Arc<Session>,
-    pub binding: InitialModel,
 }
 
 /// What the server's command line says to all models.
@@ -175,17 +169,17 @@ impl Model {
     }
 
     /// Why a request to an instance of that kind has no sequence, in words for its client.
-    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
+    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> AdmissionError {
         match refusal {
-            Refusal::Unknown => RequestError::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
-            Refusal::Ambiguous => RequestError::AmbiguousSequence { id, wait_ms: 2 * self.config.quiet.as_millis() },
+            Refusal::Unknown => AdmissionError::Unknown { id, idle_limit_ms: self.config.idle_limit.as_millis() },
+            Refusal::Ambiguous => AdmissionError::Ambiguous { id, wait_ms: 2 * self.config.quiet.as_millis() },
             Refusal::Full { capacity } => {
                 let site = self.sites.iter().find(|site| site.kind == kind);
                 let reason = site.map_or(String::new(), |site| site.placement.capacity_reason.clone());
-                RequestError::PoolFull { id, capacity, reason }
+                AdmissionError::PoolFull { id, capacity, reason }
             }
-            Refusal::Memory(source) => RequestError::PoolMemory { id, source },
-            Refusal::Busy => RequestError::SequenceBusy(id),
+            Refusal::Memory(source) => AdmissionError::PoolMemory { id, source },
+            Refusal::Busy => AdmissionError::Busy(id),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use stateful_convert::RowsInGraph;
 
-use super::{InitialStep, LoadedInitialModel};
+use super::initial::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig, StatePair};

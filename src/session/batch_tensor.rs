@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use gpu_rows::{Device, Pinned, Queue, Span};
+use gpu_rows::{Device, Pinned, Queue};
 use rows::tensor::{DataType, Part, StorageType, element_count};
 use rows::{Buffer, NoMemory, copies};
 
-use super::copier::Copier;
+use super::copier::{Copier, keep_alone};
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::{Bytes, BytesMut, MemoryError, TensorMemory};
@@ -307,16 +307,6 @@ impl BatchTensor {
 /// Panics if a batch of so many bytes of a device ends before the part.
 pub(super) fn check(part: &Part, bytes: usize) {
     assert!(part.end() <= bytes, "a part that ends at byte {} of a batch of {bytes}", part.end());
-}
-
-/// The address of memory of a device where a part of a batch is alone, stored so; the queue keeps it. Panics if it has
-/// another size.
-pub(super) fn keep_alone(queue: &mut Queue, part: &Part, span: Span, storage: StorageType) -> u64 {
-    assert_eq!(span.byte_len(), storage.bytes(part.bytes()), "row of another size");
-    if let Some(memory) = span.memory() {
-        queue.keep(memory.clone());
-    }
-    span.address()
 }
 
 #[cfg(test)]

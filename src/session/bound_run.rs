@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use ort::sys::{OrtIoBinding, OrtValue};
 
-use super::open::{Session, SessionError};
+use super::error::SessionError;
+use super::open::Session;
 use super::value::{MemoryKind, check};
 
 /// Where an output goes.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use gpu_rows::{Device, Queue};
+use gpu_rows::{Device, Queue, Span};
 use parking_lot::{Mutex, MutexGuard};
 use rows::tensor::{Part, StorageType};
 
-use super::batch_tensor::keep_alone;
 use crate::memory::{Bytes, BytesMut, MemoryError};
 
 /// What copies rows for an instance, its step and its states.
@@ -89,6 +88,16 @@ impl Copier {
 }
 
 /// The contract of a copier: on the host and on a device, the same calls leave the same bytes.
+/// The address of memory of a device where a part of a batch is alone, stored so; the queue keeps it. Panics if it has
+/// another size.
+pub(super) fn keep_alone(queue: &mut Queue, part: &Part, span: Span, storage: StorageType) -> u64 {
+    assert_eq!(span.byte_len(), storage.bytes(part.bytes()), "row of another size");
+    if let Some(memory) = span.memory() {
+        queue.keep(memory.clone());
+    }
+    span.address()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "all of this is a test")]

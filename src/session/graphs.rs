@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
-use super::open::{RunOptions, Session, SessionError};
+use super::error::SessionError;
+use super::open::{RunOptions, Session};
 use gpu_rows::{for_capture, for_run};
 
 /// What a graph is bound to.

@@ -9,9 +9,10 @@ use rows::copies;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Part, StorageType, element_count};
 
-use super::batch_tensor::{BatchTensor, check, keep_alone};
-use super::copier::Copier;
-use super::open::{Session, SessionError};
+use super::batch_tensor::{BatchTensor, check};
+use super::copier::{Copier, keep_alone};
+use super::error::SessionError;
+use super::open::Session;
 use super::value::Value;
 use crate::memory::{BytesMut, MemoryError, TensorMemory};
 

@@ -4,7 +4,7 @@ use ort::value::{Outlet, TensorElementType, ValueType};
 use rows::tensor::DataType;
 use stateful_convert::{is_batch_name, is_made_up};
 
-use super::open::OpenError;
+use super::error::OpenError;
 
 /// Inputs and outputs of a model, in the model's order.
 #[derive(Clone, Debug, PartialEq, Eq)]

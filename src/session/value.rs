@@ -12,7 +12,7 @@ use rows::strings::Strings;
 use rows::tensor::{DataType, STRING_BYTES, element_count};
 use rows::{NoMemory, zeros};
 
-use super::open::SessionError;
+use super::error::SessionError;
 
 /// Turns a status into its message.
 ///

@@ -7,8 +7,8 @@ use rows::tensor::{RowAt, RowLayout, StorageType};
 use sequences::pool::SlotId;
 
 use super::content::StateRow;
-use super::spots::{BufferPlan, Spot, Spots};
-use super::{RowState, permute};
+use super::row_state::RowState;
+use super::spots::{BufferPlan, Spot, Spots, permute};
 use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;

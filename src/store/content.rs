@@ -3,7 +3,7 @@
 use rows::strings::Strings;
 use rows::tensor::StorageType;
 
-use super::RowState;
+use super::row_state::RowState;
 use crate::binding::{Binding, Initial, InitialContent, StatePlace};
 use crate::memory::Bytes;
 use crate::model::StateMemory;

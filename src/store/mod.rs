@@ -21,6 +21,7 @@ mod new_states;
 mod operations;
 mod output_rows;
 mod row_state;
+mod sequence_state;
 mod spots;
 mod varying;
 
@@ -31,17 +32,17 @@ use sequences::pool::SlotId;
 use smallvec::SmallVec;
 
 use crate::binding::{Binding, BoundContext, NewLength};
-use crate::error::RequestError;
+use crate::error::{RequestError, RunError};
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
-pub use operations::{SequenceState, WriteError};
 pub use output_rows::OutputRows;
 pub use row_state::{Contexts, HasState, RowState};
-use spots::Spot;
+pub use sequence_state::{SequenceState, WriteError};
+use spots::{Spot, permute};
 use varying::VaryingStates;
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
@@ -161,19 +162,14 @@ impl StateStore {
     }
 
     /// An output of the last run, which must have succeeded.
-    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RequestError> {
+    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RunError> {
         let is_fixed = |number: &usize| self.binding.states[*number].output == index;
         let number = (0..self.binding.states.len()).find(is_fixed);
         Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
     }
 
     /// An output of the last run over `rows` rows, which must have succeeded, taken apart into rows.
-    pub fn output_rows<'a>(
-        &'a self,
-        step: &'a Step,
-        index: usize,
-        rows: usize,
-    ) -> Result<OutputRows<'a>, RequestError> {
+    pub fn output_rows<'a>(&'a self, step: &'a Step, index: usize, rows: usize) -> Result<OutputRows<'a>, RunError> {
         let output = OutputRows::new(&self.binding, index, self.output(step, index)?, rows)?;
         let state = self.binding.states.iter().find(|state| state.output == index);
         Ok(match state {
@@ -212,7 +208,7 @@ impl StateStore {
     }
 
     /// Whether what the last run, over `run_rows` rows, gave can be states.
-    pub fn check(&self, step: &Step, run_rows: usize) -> Result<(), RequestError> {
+    pub fn check(&self, step: &Step, run_rows: usize) -> Result<(), RunError> {
         self.varying.outputs(&self.binding, step, run_rows).map(drop)
     }
 
@@ -226,7 +222,7 @@ impl StateStore {
         step: &mut Step,
         may_share: bool,
         results: &mut [Result<T, RequestError>],
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), RunError> {
         if self.buffers.rounds() {
             self.round(batch, run_rows, results);
         }
@@ -250,7 +246,7 @@ impl StateStore {
                 Ok(None) => {}
                 Ok(Some(state)) => {
                     let name = self.binding.inputs[self.binding.states[state].input].name.clone();
-                    *result = Err(RequestError::StateNotFp16 { name });
+                    *result = Err(RunError::StateNotFp16 { name }.into());
                 }
                 Err(error) => *result = Err(error.into()),
             }
@@ -305,7 +301,7 @@ impl StateStore {
 
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
-    fn make_way(&mut self) -> Result<usize, RequestError> {
+    fn make_way(&mut self) -> Result<usize, RunError> {
         let stay = self.varying.grown().is_some();
         let sharing = if stay { Vec::new() } else { self.varying.sharing() };
         let mut copied = self.copy_to_slots(&self.buffers.leaving(), &sharing);
@@ -367,7 +363,7 @@ impl StateStore {
         step: &Step,
         may_share: bool,
         results: &mut [Result<T, RequestError>],
-    ) -> Result<bool, RequestError> {
+    ) -> Result<bool, RunError> {
         if !self.binding.is_copied_back() {
             return Ok(false);
         }
@@ -379,7 +375,7 @@ impl StateStore {
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
             for (position, ((row, memory), result)) in rows.enumerate() {
-                if let Err(error) = panic::catch_result(|| new.make_room(position, row, memory, true)) {
+                if let Err(error) = panic::catch_result(|| Ok(new.make_room(position, row, memory, true)?)) {
                     // This row keeps the state before the run, so the others cannot stay with it.
                     *result = Err(error);
                     stays = false;
@@ -389,7 +385,7 @@ impl StateStore {
         let mut copied = 0;
         let rows = batch.iter_mut().zip(held).zip(results).enumerate();
         for (position, ((row, memory), result)) in rows.filter(|(_, (_, result))| result.is_ok()) {
-            match panic::catch_result(|| new.keep(position, row, memory, stays)) {
+            match panic::catch_result(|| Ok(new.keep(position, row, memory, stays)?)) {
                 Ok(bytes) => copied += bytes,
                 Err(error) => *result = Err(error),
             }
@@ -431,18 +427,6 @@ fn rows_of<'a, R: HasState>(
     held: &'a [Option<StateMemory>],
 ) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
     batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
-}
-
-/// Puts the rows in an order: at each position the row that stood at `order[position]`.
-fn permute<T>(rows: &mut [T], order: &[usize]) {
-    for position in 0..order.len() {
-        let mut from = order[position];
-        // Where a row has been swapped away, it is where the row went that came to its position.
-        while from < position {
-            from = order[from];
-        }
-        rows.swap(position, from);
-    }
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -4,9 +4,10 @@ use rows::copies;
 use rows::tensor::{RowAt, StorageType, WindowLayout};
 
 use super::output_rows::OutputRows;
-use super::{HasState, varying};
+use super::row_state::HasState;
+use super::varying;
 use crate::binding::{Binding, BoundContext, BoundState, RequestInput};
-use crate::error::RequestError;
+use crate::error::RunError;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Step;
 
@@ -30,18 +31,18 @@ impl NewStates<'_> {
         row: &mut R,
         memory: &mut Option<StateMemory>,
         stays: bool,
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), RunError> {
         let (Some(_), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(()) };
         let too_large = |(state, output): &&(&BoundState, OutputRows)| {
             state.storage == StorageType::Fp16 && !output.fits_fp16(position)
         };
         if let Some((state, _)) = self.outputs.iter().find(too_large) {
-            return Err(RequestError::StateNotFp16 { name: self.binding.inputs[state.input].name.clone() });
+            return Err(RunError::StateNotFp16 { name: self.binding.inputs[state.input].name.clone() });
         }
         let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
         let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {
-            return Err(RequestError::StateTooLarge { bytes, limit: self.limit });
+            return Err(RunError::StateTooLarge { bytes, limit: self.limit });
         }
         Ok(memory.reserve(sizes(), stays)?)
     }
@@ -53,7 +54,7 @@ impl NewStates<'_> {
         row: &mut R,
         memory: &mut Option<StateMemory>,
         stays: bool,
-    ) -> Result<usize, RequestError> {
+    ) -> Result<usize, RunError> {
         if !stays {
             self.make_room(position, row, memory, false)?;
         }

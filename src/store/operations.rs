@@ -9,47 +9,16 @@ use sequences::pool::SlotId;
 
 use super::StateStore;
 use super::content::{StateContent, StateRow};
+use super::sequence_state::{SequenceState, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
-use crate::error::RequestError;
+use crate::error::RunError;
 use crate::memory::MemoryError;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 
-/// Why a state cannot be written.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// It is not a state of this model.
-    #[error("{0}")]
-    Misfit(String),
-    /// There is no room for it.
-    #[error(transparent)]
-    Store(#[from] RequestError),
-    /// A device has failed, and the state may be half-way: the sequence has to be ended.
-    #[error(transparent)]
-    Copy(RequestError),
-}
-
-impl From<WriteError> for RequestError {
-    fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::Misfit(why) => Self::StateConflict(why),
-            WriteError::Store(error) | WriteError::Copy(error) => error,
-        }
-    }
-}
-
-/// What a sequence has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SequenceState {
-    /// The value of each state, in the order of the binding.
-    pub states: Vec<Initial>,
-    /// The bytes of each context, in the order of [`Binding::contexts`].
-    pub contexts: Vec<Vec<u8>>,
-}
-
 impl StateStore {
     /// The values of some states of a sequence, by their numbers; `None` if it is over.
-    pub fn read_states(&mut self, sequence: SlotId, numbers: &[usize]) -> Result<Option<Vec<Initial>>, RequestError> {
+    pub fn read_states(&mut self, sequence: SlotId, numbers: &[usize]) -> Result<Option<Vec<Initial>>, RunError> {
         self.evict(&[sequence])?;
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
         let states = numbers.iter().map(|&number| read(&self.binding, number, &memory, &self.copier));
@@ -75,7 +44,7 @@ impl StateStore {
     }
 
     /// The state of a sequence; `None` if it is over.
-    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RequestError> {
+    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RunError> {
         let all: Vec<usize> = (0..self.binding.states.len()).collect();
         let Some(states) = self.read_states(sequence, &all)? else { return Ok(None) };
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
@@ -93,7 +62,7 @@ impl StateStore {
         self.check_value(state)?;
         self.evict(&[sequence])?;
         let Some(mut memory) = self.memory(sequence) else { return Ok(false) };
-        memory.reserve(self.sizes(state), false).map_err(RequestError::from)?;
+        memory.reserve(self.sizes(state), false).map_err(RunError::from)?;
         let bound = self.binding.states.iter().zip(&state.states).enumerate();
         for (number, (bound, value)) in bound {
             let written = write(&self.binding, number, bound, value, &mut memory, &self.copier);
@@ -109,7 +78,7 @@ impl StateStore {
     }
 
     /// Copies the states of sequences to their slots and beside them, out of the batch buffers and shared tensors.
-    pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RequestError> {
+    pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RunError> {
         let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
         let copied = self.copy_to_slots(&leaving, sequences);
         let Self { binding, copier, varying, others, .. } = self;
@@ -149,7 +118,7 @@ impl StateStore {
         }
         let bytes = self.sizes(value).map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {
-            return Err(RequestError::StateTooLarge { bytes, limit: self.limit }.into());
+            return Err(RunError::StateTooLarge { bytes, limit: self.limit }.into());
         }
         Ok(())
     }
@@ -188,7 +157,7 @@ fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
 }
 
 /// State number `number`, as a sequence keeps it in its slot or beside it.
-fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, RequestError> {
+fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, RunError> {
     let Some(StateRow { dims, content }) = StateRow::kept(binding, number, memory) else {
         return Ok(binding.states[number].initial.clone());
     };

@@ -4,7 +4,7 @@ use rows::tensor::{Gap, Part, RowAt, RowLayout, WindowLayout};
 use rows::{copies, strings};
 
 use crate::binding::{Binding, BoundOutput, BoundState};
-use crate::error::RequestError;
+use crate::error::RunError;
 use crate::session::OutputView;
 
 /// An output of a run, taken apart into rows.
@@ -27,18 +27,13 @@ pub struct OutputRows<'a> {
 
 impl<'a> OutputRows<'a> {
     /// Output number `index` of a run over `rows` rows.
-    pub fn new(
-        binding: &'a Binding,
-        index: usize,
-        mut view: OutputView<'a>,
-        rows: usize,
-    ) -> Result<Self, RequestError> {
+    pub fn new(binding: &'a Binding, index: usize, mut view: OutputView<'a>, rows: usize) -> Result<Self, RunError> {
         let bound = &binding.outputs[index];
         // What the model says of a batch as a whole is the row's if there is only one.
         if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
             view.dims = &[1];
         }
-        let uneven = || RequestError::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
+        let uneven = || RunError::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());
         }
@@ -88,8 +83,8 @@ impl<'a> OutputRows<'a> {
     }
 
     /// The rows are not what they should be.
-    pub fn uneven(&self) -> RequestError {
-        RequestError::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows: self.rows }
+    pub fn uneven(&self) -> RunError {
+        RunError::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows: self.rows }
     }
 
     /// Whether the rows are what a state of varying size can be.

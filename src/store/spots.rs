@@ -255,6 +255,18 @@ fn leaving((row, spot): (&Resident, Spot)) -> (SlotId, Spot) {
     (row.slot, spot)
 }
 
+/// Puts the rows in an order: at each position the row that stood at `order[position]`.
+pub(super) fn permute<T>(rows: &mut [T], order: &[usize]) {
+    for position in 0..order.len() {
+        let mut from = order[position];
+        // Where a row has been swapped away, it is where the row went that came to its position.
+        while from < position {
+            from = order[from];
+        }
+        rows.swap(position, from);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

@@ -12,7 +12,6 @@ use rows::tensor::{DataType, RowAt, RowLayout};
 use sequences::{Admission, Key, SequenceId};
 
 use super::binding_of_tests::{binding, binding_of};
-use super::operations::SequenceState;
 use super::*;
 use crate::binding::{Initial, InitialContent};
 use crate::memory::{Bytes, SlotSpec};

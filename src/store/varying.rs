@@ -13,9 +13,9 @@ use sequences::pool::SlotId;
 
 use super::content::{StateContent, StateRow};
 use super::output_rows::OutputRows;
-use super::{HasState, RowState};
+use super::row_state::{HasState, RowState};
 use crate::binding::{Binding, BoundState, StatePlace};
-use crate::error::RequestError;
+use crate::error::{InputError, RequestError, RunError};
 use crate::memory::{PAGES_FROM, Shared};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
@@ -146,7 +146,7 @@ impl VaryingStates {
         binding: &Binding,
         memory: &mut StateMemory,
         copier: &Copier,
-    ) -> Result<usize, RequestError> {
+    ) -> Result<usize, RunError> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
             let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
@@ -214,7 +214,7 @@ impl VaryingStates {
         binding: &'a Binding,
         step: &'a Step,
         run_rows: usize,
-    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RequestError> {
+    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RunError> {
         let output = |&number: &usize| {
             let state = &binding.states[number];
             let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, run_rows)?;
@@ -229,13 +229,13 @@ impl VaryingStates {
     }
 
     /// Whether the padding is where it was before the run. It is, if the model has only added elements.
-    fn check_padding(&self, state: &BoundState, output: &OutputRows) -> Result<(), RequestError> {
+    fn check_padding(&self, state: &BoundState, output: &OutputRows) -> Result<(), RunError> {
         let Some(axis) = state.padded_axis.filter(|_| !self.gaps.is_empty()) else { return Ok(()) };
         if output.dims[axis] == self.padded_after as i64 {
             return Ok(());
         }
         let (name, dims, wanted) = (output.bound.name.clone(), output.view.dims.to_vec(), self.padded_after);
-        Err(RequestError::PaddedState { name, dims, axis, wanted })
+        Err(RunError::PaddedState { name, dims, axis, wanted })
     }
 
     /// The output of a state, whose rows have the padding that they had in the run.
@@ -302,7 +302,7 @@ fn fill(
     }
     let too_large = || {
         let input = &binding.inputs[state.input];
-        RequestError::InputShape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() }
+        InputError::Shape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() }
     };
     let layout = state.layout(&dims).ok_or_else(too_large)?;
     let contents = rows.iter().chain(std::iter::repeat(first)).take(run_rows).map(|row| of(row).content).enumerate();
@@ -359,7 +359,7 @@ pub(super) fn copy_in(
     position: usize,
     memory: &mut StateMemory,
     step: &Step,
-) -> Result<usize, RequestError> {
+) -> Result<usize, RunError> {
     let StatePlace::Beside(number) = state.place else { return Ok(0) };
     let bytes = size(state, output, position).bytes();
     let dims: Vec<_> = output.row_dims(position).collect();

@@ -34,7 +34,7 @@ use crate::batch::decode::Expected;
 use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
 use crate::config::{OwnScheduling, Strategy};
-use crate::error::{LoadError, RequestError};
+use crate::error::{AdmissionError, LoadError, RequestError};
 use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
@@ -246,7 +246,7 @@ impl Workers {
             let asked = self.expected.asked(request)?;
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
                 if asked.resume && control.id.is_none() {
-                    return Err(conflict("'resume' needs the id of the parked sequence"));
+                    return Err(conflict("'resume' needs the id of the parked sequence").into());
                 }
                 control.end |= asked.delete;
                 control.origin = match &asked.clone_of {
@@ -255,7 +255,7 @@ impl Workers {
                     None => Origin::Own,
                 };
             } else if asked.is_some() {
-                return Err(several_rows());
+                return Err(several_rows().into());
             }
             Ok((controls, asked))
         };
@@ -430,7 +430,7 @@ impl Shared {
             }
             instance.sequences().waited(now.saturating_duration_since(since));
             if deadline.is_some_and(|deadline| deadline <= now) {
-                row.problem = Some(Box::new(RequestError::SequenceQueueTimeout(id.clone())));
+                row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
             }
             row.key = Some(Key { instance: number, lane: Some(lane), id });
             row

@@ -11,10 +11,8 @@ import pytest
 
 from support.paths import ROOT
 
-FOLDERS = (
-    *(f"src/{module}" for module in ("binding", "completion", "config", "triton")),
-    "crates/convert/src",
-)
+MODULES = sorted(f"src/{path.name}" for path in (ROOT / "src").iterdir() if path.is_dir())
+FOLDERS = (*MODULES, "crates/convert/src", "crates/gpu-rows/src")
 COMMENT = re.compile(r"//.*")
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)
@@ -131,7 +129,7 @@ def circles(folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_files_import_each_other(folder):
     found = imports(ROOT / folder)
-    assert len(found) > 5 and sum(map(len, found.values())) > len(found) / 2, f"{folder}: the imports aren't read"
+    assert len(found) > 1 and sum(map(len, found.values())) >= len(found) / 2, f"{folder}: the imports aren't read"
     assert circles(ROOT / folder) == []
 
 

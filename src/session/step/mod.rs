@@ -11,7 +11,8 @@
 //!
 //! Not for: states. A step knows tensors only.
 
-mod run;
+mod arguments;
+pub mod run;
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -26,14 +27,14 @@ use rows::tensor::{DataType, Part, StorageType};
 use super::batch_tensor::{BatchTensor, check};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
+use super::error::{OpenError, SessionError};
 use super::graphs::Graphs;
-use super::open::{OpenError, RunOptions, Session, SessionError, TimeLimit};
+use super::open::{RunOptions, Session, TimeLimit};
 use super::output::{MadeTensor, Output};
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
-use run::Arguments;
-pub use run::{Given, Overlay, Run};
+use arguments::Arguments;
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;

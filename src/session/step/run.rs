@@ -1,17 +1,19 @@
 //! The call of ONNX Runtime, and what is copied to a device before it and from there after it.
 
-use std::ffi::{CString, c_char};
+use std::ffi::CString;
 
 use gpu_rows::{Foreign, for_run};
 use rows::tensor::{Part, StorageType, element_count};
 use smallvec::SmallVec;
 
+use super::arguments::Arguments;
 use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
+use crate::session::error::SessionError;
 use crate::session::graphs::GraphKey;
-use crate::session::open::{RunOptions, Session, SessionError};
+use crate::session::open::{RunOptions, Session};
 use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
 
@@ -56,32 +58,6 @@ pub struct Overlay<'a> {
     pub part: Part,
     /// Where it is.
     pub from: Foreign<'a>,
-}
-
-/// What ONNX Runtime is called with: pointers to names and tensors that the step owns, or that are lent to it for a
-/// run.
-#[derive(Default)]
-pub(super) struct Arguments {
-    input_names: Vec<*const c_char>,
-    output_names: Vec<*const c_char>,
-    input_values: Vec<*const ort::sys::OrtValue>,
-    output_values: Vec<*mut ort::sys::OrtValue>,
-}
-
-// SAFETY: only a run of the step that owns the lists follows the pointers. It has just listed what it owns or is lent,
-// and none of that is bound to a thread.
-unsafe impl Send for Arguments {}
-
-impl Arguments {
-    /// For a model with so many inputs and these outputs, which have to live as long.
-    pub fn new(inputs: usize, outputs: &[Output]) -> Self {
-        Self {
-            input_names: Vec::with_capacity(inputs),
-            output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
-            input_values: Vec::with_capacity(inputs),
-            output_values: Vec::with_capacity(outputs.len()),
-        }
-    }
 }
 
 /// A tensor over memory that is lent for an input.

@@ -1,0 +1,111 @@
+//! Errors of a run, and of what becomes of its outputs: new states and responses.
+
+use gpu_rows::DeviceError;
+use rows::NoMemory;
+use rows::tensor::Dims;
+
+use super::codes::{device_code, memory_code, session_code};
+use super::reason::Reason;
+use crate::memory::{MemoryError, NoRoom};
+use crate::session::SessionError;
+use crate::triton::Code;
+
+/// Why a batch cannot run, or its states or outputs cannot be kept or sent.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A run of ONNX Runtime failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// A run of ONNX Runtime failed for this request alone, while others of the same moment ran.
+    #[error(
+        "{0}; other requests of the same payload ran, so this request is probably at fault: check its values and lengths"
+    )]
+    AtFault(SessionError),
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The states of a sequence that vary in size would become larger than they may.
+    #[error(
+        "the sequence's growing states would have {bytes} bytes, and {limit} are allowed \
+         (max_state_bytes_per_sequence); its state is as it was before the request"
+    )]
+    StateTooLarge { bytes: usize, limit: usize },
+    /// A new state has numbers that half precision can't hold.
+    #[error(
+        "the new value of state '{name}' has numbers above 65504, which TYPE_FP16 can't hold ('store_states_as_fp16'); the state \
+         is as it was before the request"
+    )]
+    StateNotFp16 { name: String },
+    /// No room for the states of a sequence that vary in size.
+    #[error(
+        "no room for the sequence's growing states: {0}; its state is as it was before the request, try again later"
+    )]
+    StateRoom(NoRoom),
+    /// The model for initial states gave what its state cannot be; -1 in `wanted` is any length.
+    #[error("the initial_state_model gave {} for state '{name}', whose rows are {}", Dims(dims), Dims(wanted))]
+    InitialState { name: String, dims: Vec<i64>, wanted: Vec<i64> },
+    /// A request wants an output that responses do not carry.
+    #[error("output '{0}' is requested, but it is not listed under 'output' in the model configuration")]
+    UnknownOutput(String),
+    /// The model gave an output of a shape that cannot be taken apart into rows.
+    #[error(
+        "the model's output '{name}' has shape {} for a batch of {rows}, so it has no row for each request",
+        Dims(dims)
+    )]
+    OutputRows { name: String, dims: Vec<i64>, rows: usize },
+    /// A state was padded, and the run did not leave its elements where they were.
+    #[error(
+        "the model's output '{name}' has shape {} after a run with padded states, and {wanted} along axis {axis} are \
+         wanted: 'growing_padding' is for states to which each run adds as many elements as the mask has for them",
+        Dims(dims)
+    )]
+    PaddedState { name: String, dims: Vec<i64>, axis: usize, wanted: usize },
+    /// An output's length is larger than the output.
+    #[error(
+        "the model's output '{name}' has shape {}, but the length along axis {axis} is said to be {length}",
+        Dims(dims)
+    )]
+    OutputLength { name: String, dims: Vec<i64>, axis: usize, length: usize },
+    /// An output is wanted in memory of a GPU that cannot be written.
+    #[error("output '{name}' is wanted in memory of GPU {gpu}, which cannot be written: {source}")]
+    OutputOnGpu { name: String, gpu: i32, source: DeviceError },
+}
+
+impl RunError {
+    pub(super) fn class(&self) -> (Reason, Code) {
+        match self {
+            Self::Session(error) => (Reason::Run, session_code(error)),
+            Self::AtFault(_) => (Reason::Input, Code::InvalidArg),
+            Self::Memory(error) => (Reason::NoMemory, memory_code(error)),
+            Self::StateRoom(_) => (Reason::NoMemory, Code::Unavailable),
+            Self::StateTooLarge { .. } => (Reason::StateTooLarge, Code::Unavailable),
+            Self::StateNotFp16 { .. } | Self::UnknownOutput(_) => (Reason::Output, Code::InvalidArg),
+            Self::OutputOnGpu { source, .. } => (Reason::Device, device_code(source)),
+            Self::InitialState { .. }
+            | Self::OutputRows { .. }
+            | Self::PaddedState { .. }
+            | Self::OutputLength { .. } => (Reason::Run, Code::Internal),
+        }
+    }
+}
+
+impl From<NoRoom> for RunError {
+    fn from(error: NoRoom) -> Self {
+        match error {
+            NoRoom::Memory(MemoryError::Device(failed)) if !failed.is_out_of_memory() => failed.into(),
+            error => Self::StateRoom(error),
+        }
+    }
+}
+
+impl From<NoMemory> for RunError {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
+impl From<DeviceError> for RunError {
+    fn from(error: DeviceError) -> Self {
+        Self::Memory(error.into())
+    }
+}
