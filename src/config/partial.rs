@@ -16,7 +16,7 @@ use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, constant_inputs, contexts};
 use super::model::{Conversion, model_file};
 use super::parameters::Parameters;
-use super::placement::{InstanceKind, instances, names_gpu};
+use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
 use super::providers::Providers;
 use super::raw::{self, unsigned};
 use super::scheduling::{OldestSequences, PollWait, check_core};
@@ -149,6 +149,11 @@ impl PartialConfig {
             parameters,
             document,
         })
+    }
+
+    /// Puts the instances of KIND_CPU on this many devices, in turn; with none, they stay on the host.
+    pub fn put_cpu_instances_on(&mut self, devices: usize) {
+        spread_cpu_instances(&mut self.instances, devices);
     }
 
     /// `sequence_batching.control_input`.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use gpu_rows::devices_for_cpu_instances;
 use sequences::pool::SlotLimits;
 
 use super::error::{ConfigError, bad, field};
@@ -54,7 +53,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
     for group in groups {
         let count = group.count.0.max(1) as usize;
         match group.kind.as_str() {
-            "" | "KIND_CPU" => on_cpu(count).into_iter().for_each(|(kind, count)| add(kind, count)),
+            "" | "KIND_CPU" => add(InstanceKind::Cpu, count),
             // Core lists the devices of a group that names none.
             "KIND_GPU" => {
                 for gpu in &group.gpus {
@@ -70,7 +69,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
         }
     }
     if instances.is_empty() {
-        instances = on_cpu(1);
+        instances.insert(InstanceKind::Cpu, 1);
     }
     Ok(instances)
 }
@@ -80,15 +79,15 @@ pub(super) fn names_gpu(groups: &[raw::InstanceGroup]) -> bool {
     groups.iter().any(|group| group.kind == "KIND_GPU" && !group.gpus.is_empty())
 }
 
-/// Where instances of KIND_CPU run: on the host, or spread over the devices that are there for them.
-fn on_cpu(count: usize) -> BTreeMap<InstanceKind, usize> {
-    match devices_for_cpu_instances() {
-        0 => BTreeMap::from([(InstanceKind::Cpu, count)]),
-        devices => {
-            let of_device = |device: usize| count / devices + usize::from(device < count % devices);
-            let counts = (0..devices).map(|device| (InstanceKind::Gpu(device as i32), of_device(device)));
-            counts.filter(|(_, count)| *count > 0).collect()
-        }
+/// Spreads the instances that are on the host over this many devices; with none, they stay there.
+pub(super) fn spread_cpu_instances(instances: &mut BTreeMap<InstanceKind, usize>, devices: usize) {
+    if devices == 0 {
+        return;
+    }
+    let count = instances.remove(&InstanceKind::Cpu).unwrap_or(0);
+    for device in 0..devices.min(count) {
+        let of_device = count / devices + usize::from(device < count % devices);
+        *instances.entry(InstanceKind::Gpu(device as i32)).or_insert(0) += of_device;
     }
 }
 
@@ -200,4 +199,22 @@ fn capacity(
         reason = format!("{reason} × {instances} instances");
     }
     Ok((per_instance.saturating_mul(instances), reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_of_the_host_are_spread_over_the_devices_that_stand_for_it() {
+        use InstanceKind::{Cpu, Gpu};
+        let spread = |on_host: usize, devices: usize| {
+            let mut instances = BTreeMap::from([(Cpu, on_host), (Gpu(1), 1)]);
+            spread_cpu_instances(&mut instances, devices);
+            instances
+        };
+        assert_eq!(spread(3, 0), BTreeMap::from([(Cpu, 3), (Gpu(1), 1)]));
+        assert_eq!(spread(3, 2), BTreeMap::from([(Gpu(0), 2), (Gpu(1), 2)]));
+        assert_eq!(spread(1, 2), BTreeMap::from([(Gpu(0), 1), (Gpu(1), 1)]));
+    }
 }

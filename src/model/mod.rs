@@ -88,6 +88,7 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         partial.poll_wait = defaults.poll_wait;
+        partial.put_cpu_instances_on(devices_for_cpu_instances());
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
             partial.model_file.as_ref(),
