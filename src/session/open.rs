@@ -17,11 +17,11 @@ use rows::NoMemory;
 
 use super::library::Library;
 use super::providers::{self, Refused};
-use super::signature::Signature;
-use super::source::ModelSource;
+use super::signature::signature_of;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
+use crate::onnx::{ModelSource, Signature};
 
 /// Why a model cannot be opened, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +146,7 @@ impl Session {
             None => builder.commit_from_file(source.file()),
         };
         let session = session.map_err(|error| load(error.to_string()))?;
-        let signature = Signature::of(&session)?;
+        let signature = signature_of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());

@@ -11,10 +11,7 @@ import pytest
 
 from support.paths import ROOT
 
-FOLDERS = (
-    *(f"src/{module}" for module in ("binding", "completion", "config", "triton")),
-    "crates/convert/src",
-)
+FOLDERS = ("src/triton", "crates/convert/src", "crates/model-config/src")
 COMMENT = re.compile(r"//.*")
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)

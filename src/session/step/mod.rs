@@ -29,11 +29,21 @@ use super::copier::Copier;
 use super::graphs::Graphs;
 use super::open::{OpenError, RunOptions, Session, SessionError, TimeLimit};
 use super::output::{MadeTensor, Output};
-use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
+use crate::binding::StepSpec;
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
 use run::Arguments;
 pub use run::{Given, Overlay, Run};
+
+/// An output after a run.
+pub struct OutputView<'a> {
+    /// With the number of rows.
+    pub dims: &'a [i64],
+    /// Row-major; empty if they are not read, and for strings.
+    pub bytes: &'a [u8],
+    /// Row-major; empty for other types.
+    pub strings: &'a Strings,
+}
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;
