@@ -1,7 +1,6 @@
 //! Why a configuration cannot be completed, with what to write instead.
 
-use super::by_shape::by_shape;
-use super::names::{Taken, described, state_pairs_line};
+use super::names::{Taken, by_shape, described, state_pairs_line};
 use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
 use crate::onnx::{Recurrence, Signature};
 

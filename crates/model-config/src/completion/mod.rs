@@ -5,8 +5,6 @@
 //! both. `docs/models.md` says what is filled in when. Not for: whether the result fits the model ([`crate::binding`]).
 
 mod batch;
-mod by_shape;
-mod could_be_generated;
 mod doubts;
 mod error;
 mod fill;
@@ -14,7 +12,6 @@ mod known_models;
 mod names;
 mod pairing;
 mod plan;
-mod unpaired;
 
 pub use error::CompletionError;
 pub use known_models::Advice;

@@ -3,10 +3,9 @@
 //!
 //! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed.
 
-use super::by_shape::by_shape;
 use super::error::CompletionError;
 use super::names::{
-    OF_USER, STATES_PARTS, Taken, can_follow, described, leaves_input, side_stem, state_pairs_line, strength,
+    OF_USER, STATES_PARTS, Taken, by_shape, can_follow, described, leaves_input, side_stem, state_pairs_line, strength,
 };
 use crate::config::{PairPattern, StatePair};
 use crate::onnx::{Signature, TensorInfo};

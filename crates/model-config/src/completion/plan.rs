@@ -5,7 +5,7 @@ use super::error::{CompletionError, ends_of_layers};
 use super::known_models::Advice;
 use super::names::Taken;
 use super::pairing::{confirmed, state_pairs};
-use super::{could_be_generated, doubts, fill, unpaired};
+use super::{doubts, fill};
 use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
@@ -88,11 +88,11 @@ impl Plan {
         let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
         warnings.extend(of_known);
         match from {
-            PairsFrom::Parameter | PairsFrom::Description => warnings.extend(unpaired::crossed(signature, &pairs)),
-            PairsFrom::Names => notes.extend(unpaired::other_values(signature, &pairs)),
+            PairsFrom::Parameter | PairsFrom::Description => warnings.extend(doubts::crossed(signature, &pairs)),
+            PairsFrom::Names => notes.extend(doubts::other_values(signature, &pairs)),
             PairsFrom::Shapes | PairsFrom::Conversion => {}
         }
-        warnings.extend(doubts::warnings(config, signature, &pairs));
+        warnings.extend(doubts::mistakes(config, signature, &pairs));
         match recurrence {
             Some(of) if pairs.is_empty() && !of.ends.is_empty() => {
                 warnings.push(format!("no states are kept; {}", ends_of_layers(&of.ends)));
@@ -127,7 +127,7 @@ impl Plan {
         plan.notes.extend(padding_note(config));
         let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
         if config.generated.is_empty() {
-            plan.notes.extend(could_be_generated::note(signature, requests, &plan.pairs));
+            plan.notes.extend(doubts::could_be_generated(signature, requests, &plan.pairs));
         }
         Ok(plan)
     }
@@ -155,7 +155,7 @@ impl Plan {
             let held = config.held_inputs.iter().map(String::as_str);
             let taken: Vec<&str> = taken.iter().copied().chain(held).collect();
             let taken = Taken { otherwise: &taken, ..Taken::default() };
-            self.warnings.extend(unpaired::warning(signature, &self.pairs, taken));
+            self.warnings.extend(doubts::may_be_state(signature, &self.pairs, taken));
         }
         Ok(())
     }

@@ -3,14 +3,10 @@
 //! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the file. Not for: what a configuration
 //! makes of a model ([`crate::binding`], [`crate::completion`]).
 
-mod file_bytes;
 mod nodes;
-mod replay;
 mod signature;
 mod source;
 
-pub use file_bytes::without_weights;
-pub use nodes::{BatchScale, Nodes, Recurrence};
-pub use replay::unrepeatable;
+pub use nodes::{BatchScale, Nodes, Recurrence, unrepeatable};
 pub use signature::{Signature, TensorInfo};
-pub use source::ModelSource;
+pub use source::{ModelSource, without_weights};

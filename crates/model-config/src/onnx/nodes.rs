@@ -1,18 +1,23 @@
 //! What a model's nodes say of its runs: whether some quantize with one scale for the whole batch, so that one row's
-//! result depends on the others; whether one has a recurrence inside; and which outputs are the same in every run.
+//! result depends on the others; whether one has a recurrence inside; which outputs are the same in every run; and whether a
+//! CUDA graph can stand for the runs.
 //!
 //! The nodes are read from the model's file, because ONNX Runtime does not list a model's nodes. Large weights are skipped.
+//!
+//! A replay of a CUDA graph repeats the kernels and copies that a run enqueued, and nothing that ONNX Runtime did on the
+//! host meanwhile. So no node may read on the host what differs from run to run, nor copy from memory of the host that is
+//! gone when its run is over. ONNX Runtime refuses subgraphs and copies between its providers, and it tells which inputs it
+//! reads on the host (a Slice kept the bounds of its first run, with 1.31.1 on an H200). What is left is what CUDA kernels
+//! do of themselves: the replay of a NonZero copied the count to where the stack had been, and wrote to an illegal address.
 
 use std::collections::HashSet;
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use prost::Message;
 use stateful_convert::SCALES_AT_RUN_TIME;
 use stateful_convert::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto, type_proto};
 
-use super::file_bytes::without_weights;
-use super::source::ModelSource;
+use super::source::{ModelSource, without_weights};
 
 /// Operators that pass a state from element to element of their input.
 const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
@@ -21,8 +26,14 @@ const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN
 const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
 
 /// Operators that give other values in each run. `Dropout` does so where it trains.
-pub(super) const RANDOM: [&str; 7] =
+const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
+
+/// Operators whose CUDA kernel copies to the host how long their output is.
+const COUNTS_ON_HOST: [&str; 3] = ["Compress", "NonMaxSuppression", "NonZero"];
+
+/// Operators whose CUDA kernel copies to the device from memory that it frees.
+const COPIES_FROM_FREED: [&str; 1] = ["GatherND"];
 
 /// What the nodes of a model say of its runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,8 +94,16 @@ impl Nodes {
     }
 }
 
+/// Why a graph can't stand for the runs of a model, in words: its first such node.
+pub fn unrepeatable(source: &ModelSource) -> Option<String> {
+    match model_of(source) {
+        Ok(model) => first_lost(&model),
+        Err(error) => Some(format!("the nodes of {} cannot be read: {error}", source.file().display())),
+    }
+}
+
 /// A model, without the large weights of its file.
-pub(super) fn model_of(source: &ModelSource) -> io::Result<ModelProto> {
+fn model_of(source: &ModelSource) -> io::Result<ModelProto> {
     if source.bytes().is_none() {
         return without_weights(source.file());
     }
@@ -190,6 +209,26 @@ fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &m
         }
         node.graphs().for_each(|graph| search_graph(graph, &constants, found));
     }
+}
+
+/// The first node that a graph would not repeat.
+fn first_lost(model: &ModelProto) -> Option<String> {
+    let nodes = model.graph.iter().flat_map(|graph| &graph.node);
+    nodes.chain(model.functions.iter().flat_map(|function| &function.node)).find_map(what_is_lost)
+}
+
+fn what_is_lost(node: &NodeProto) -> Option<String> {
+    let operator = node.op_type();
+    let what = if COUNTS_ON_HOST.contains(&operator) {
+        "counts on the host what it finds"
+    } else if COPIES_FROM_FREED.contains(&operator) {
+        "copies from memory that ONNX Runtime frees after the first run"
+    } else if RANDOM.contains(&operator) && operator != "Dropout" {
+        "would draw the same numbers each time"
+    } else {
+        return None;
+    };
+    Some(format!("node '{}' ({operator}) {what}", node.label()))
 }
 
 #[cfg(test)]
@@ -387,5 +426,25 @@ mod tests {
         assert!(Nodes::of(&path.0.clone().into()).is_err());
         std::fs::write(&path.0, whole).unwrap();
         assert_eq!(Nodes::of(&path.0.clone().into()).unwrap(), Nodes::default());
+    }
+
+    /// The first node that a CUDA graph would not repeat, in words.
+    fn lost(nodes: Vec<NodeProto>) -> Option<String> {
+        first_lost(&of(graph("", nodes)))
+    }
+
+    #[test]
+    fn a_node_that_a_graph_would_not_repeat_is_named() {
+        for (operator, what) in [
+            ("NonZero", "counts on the host what it finds"),
+            ("GatherND", "copies from memory that ONNX Runtime frees after the first run"),
+            ("RandomNormalLike", "would draw the same numbers each time"),
+        ] {
+            let nodes = vec![node("Relu", "x", "a"), node(operator, "a", "y")];
+            assert_eq!(lost(nodes), Some(format!("node 'y node' ({operator}) {what}")));
+        }
+        assert_eq!(lost(vec![node("Dropout", "x", "y"), node("ScatterND", "x n w", "z")]), None);
+        let function = FunctionProto { node: vec![node("NonZero", "a", "b")], ..FunctionProto::default() };
+        assert!(first_lost(&ModelProto { functions: vec![function], ..ModelProto::default() }).is_some());
     }
 }
