@@ -8,9 +8,8 @@ use rows::tensor::{DataType, Dims, element_count};
 use super::bound::{BoundState, Initial, InitialContent, RequestInput, Source};
 use super::elements::{element_bytes, read_npz};
 use super::error::BindingError;
-use super::model::{Binding, input_spec};
+use super::model::{Binding, OutputSpec, StepSpec, input_spec};
 use super::shapes::{agree, all_agree, check_type, describe};
-use super::step_spec::{OutputSpec, StepSpec};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
 use crate::onnx::{Signature, TensorInfo};
 

@@ -4,7 +4,6 @@
 //! what the configuration says and what the model says. The batch axis of each tensor is found here; it may be any
 //! dimension. Not for: running anything.
 
-mod bind;
 mod bound;
 mod checks;
 mod context;
@@ -12,7 +11,6 @@ mod elements;
 mod error;
 mod feeds;
 mod generated;
-mod growing_padding;
 mod initial;
 mod model;
 mod requests;
@@ -20,19 +18,17 @@ mod row_values;
 mod shapes;
 mod state_api;
 mod states;
-mod step_spec;
 
 pub use bound::{
     BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, GrowingAxis, Initial,
     InitialContent, InputAxis, NewLength, RequestInput, ShapeForm, Source, StatePlace, StepsMultiple, TrimBy,
 };
 pub use error::BindingError;
-pub use growing_padding::GrowingPadding;
 pub use initial::{InitialModel, InitialOutput};
-pub use model::Binding;
+pub use model::{Binding, InputSpec, OutputSpec, StepSpec};
 pub use row_values::{RowValues, generated_value, largest_whole};
 pub use state_api::{StateApi, StateTensor};
-pub use step_spec::{InputSpec, OutputSpec, StepSpec};
+pub use states::GrowingPadding;
 
 #[cfg(test)]
 mod feature_tests;

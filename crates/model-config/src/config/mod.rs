@@ -11,7 +11,6 @@
 mod error;
 mod generated;
 mod initial;
-mod inputs;
 mod model;
 mod parameters;
 mod partial;
@@ -20,28 +19,25 @@ mod providers;
 mod raw;
 mod resolved;
 mod scheduling;
-mod session_options;
 mod states;
 mod tensors;
 
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial::{InitialSources, InitialValue};
-pub use inputs::{Context, FirstRequest, PaddedInput, PaddedOutput, context_line};
-pub use model::{find_model_file, find_named_file};
+pub use model::{GraphOptimization, SessionOptions, find_model_file, find_named_file};
 pub use parameters::{PairPattern, parameter_line, similarity};
 pub use partial::{Additions, PartialConfig};
 pub use placement::{InstanceKind, Placement};
 pub use providers::{ARENA_EXTEND_STRATEGY, Options, Providers};
 pub use resolved::{Config, Logging};
 pub use scheduling::{OldestSequences, OwnScheduling, POLL_WAIT, PollWait, Strategy};
-pub use session_options::{GraphOptimization, SessionOptions};
 pub use stateful_convert::StatePair;
 pub use states::{
     BY_SHAPE, ConvertedStates, DeclaredState, GROWING_PADDING, PairsFrom, StateDims, StatePairs, States,
     state_dims_line,
 };
 pub use tensors::{
-    CONTROL_INPUT, Control, ControlKind, FalseTrue, ID_TENSOR, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TakesIds,
-    TensorConfig, is_state_tensor,
+    CONTROL_INPUT, Context, Control, ControlKind, FalseTrue, FirstRequest, ID_TENSOR, PaddedInput, PaddedOutput,
+    STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TakesIds, TensorConfig, context_line, is_state_tensor,
 };

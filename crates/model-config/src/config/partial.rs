@@ -13,18 +13,16 @@ use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
 use super::generated::{GeneratedInput, generated_inputs};
-use super::inputs::{Context, Ragged, constant_inputs, contexts};
-use super::model::{Conversion, model_file};
+use super::model::{Conversion, SessionOptions, model_file};
 use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
 use super::providers::Providers;
 use super::raw::{self, unsigned};
 use super::scheduling::{OldestSequences, PollWait, check_core};
-use super::session_options::SessionOptions;
 use super::states::{StatePairs, States};
 use super::tensors::{
-    CONTROL_INPUT, Control, ID_TENSOR, StateApiTensors, TakesIds, TensorConfig, add_tensors, controls, is_state_tensor,
-    take_tensor, tensors,
+    CONTROL_INPUT, Context, Control, ID_TENSOR, Ragged, StateApiTensors, TakesIds, TensorConfig, add_tensors,
+    constant_inputs, contexts, controls, is_state_tensor, take_tensor, tensors,
 };
 
 /// The parameter for the rows of a run.

@@ -7,9 +7,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::error::{ConfigError, bad, field};
+use super::model::ARENA_SHRINKAGE;
 use super::parameters::{CUDA_PARAMETERS, Parameters, TENSORRT_PREFIX};
 use super::raw::{Accelerator, Accelerators};
-use super::session_options::ARENA_SHRINKAGE;
 
 /// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::error::{ConfigError, bad, field};
 use super::generated::GeneratedInput;
-use super::inputs::{Context, Ragged};
+use super::model::SessionOptions;
 use super::parameters::Parameters;
 use super::partial::PartialConfig;
 use super::placement::{InstanceKind, Placement, slot_limits};
@@ -13,9 +13,8 @@ use super::raw;
 use super::scheduling::{
     OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, check_stateful, core_idle_limit, idle_margin,
 };
-use super::session_options::SessionOptions;
 use super::states::States;
-use super::tensors::{Control, StateApiTensors, TakesIds, TensorConfig};
+use super::tensors::{Context, Control, Ragged, StateApiTensors, TakesIds, TensorConfig};
 
 /// A model's configuration, checked.
 #[derive(Clone, Debug)]
