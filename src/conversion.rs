@@ -22,7 +22,8 @@ use stateful_convert::{
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
-use crate::session::{Library, ModelSource, Nodes, OpenError, Provider, Recurrence, Session, compare, without_weights};
+use crate::onnx::{ModelSource, Nodes, Recurrence, without_weights};
+use crate::session::{Library, OpenError, Provider, Session, compare};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]

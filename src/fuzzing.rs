@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::completion::Settings;
 use crate::config::PartialConfig;
 use crate::model::{OnnxModel, Prepared};
-use crate::session::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo};
 use crate::snapshot::{Snapshot, samples};
 use crate::store::test_binding;
 

@@ -3,40 +3,33 @@
 //! It keeps the state of every sequence in the server, runs the sequences that are ready as one batch in ONNX Runtime,
 //! keeps their new states, and answers. `ARCHITECTURE.md` follows a request through the modules and gives the reasons.
 //!
-//! This is the map of the modules. Each uses only modules below it.
+//! This is the map of the modules. Each uses only modules below it. All may use [`model_config`], which has a map of its own,
+//! under the names of its modules: `crate::config` and the others.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, workers, model, panic, triton |
-//! | [`workers`] | the path of a request that this backend schedules itself, from Execute to its release | instance, responder, batch, model, panic, error, config, triton |
-//! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, binding, session, config, memory, triton |
+//! | [`workers`] | the path of a request that this backend schedules itself, from Execute to its release | instance, responder, batch, model, panic, error, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, session, memory, triton |
 //! | [`responder`] | the thread that sends answers | panic |
-//! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, proof, error, binding, snapshot, session, triton, config, memory |
-//! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton |
-//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory |
-//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, proof, error, conversion, binding, completion, session, triton, config, memory |
-//! | [`proof`] | checks at load that the rows of a run don't change each other's results | binding, session, memory |
-//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
-//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, memory |
-//! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |
-//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config |
-//! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config |
-//! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory |
+//! | [`report`] | what an instance logs of its batches | batch, model, triton |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, proof, error, snapshot, session, triton, memory |
+//! | [`snapshot`] | the state of a sequence as bytes | store, model, error, memory, triton |
+//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, session, memory |
+//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, triton |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | panic, proof, error, conversion, session, triton, memory |
+//! | [`proof`] | checks at load that the rows of a run don't change each other's results | session, memory |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, session, triton, memory |
+//! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | session |
+//! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | memory |
 //! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory |
-//! | [`config`] | the model configuration, read once and then used in its resolved form | |
 //! | [`memory`] | slabs of state slots and buffers of growing states, on the host or on a GPU | |
 //! | [`mod@panic`] | the guard against panics | |
 
 mod backend;
 mod batch;
-mod binding;
-mod completion;
-mod config;
 mod conversion;
 mod error;
-mod explain;
 pub mod exports;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -52,6 +45,8 @@ mod snapshot;
 mod store;
 mod triton;
 mod workers;
+
+use model_config::{binding, completion, config, explain, onnx};
 
 /// The version in the log and in `stateful-inspect --version`. `scripts/release` adds the commit.
 pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {

@@ -7,7 +7,7 @@ use sequences::SequenceId;
 
 use super::Row;
 use super::generated;
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, RowValues, Source};
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::config::FirstRequest;
 use crate::error::{InputError, RequestError};
 use crate::session::{Overlay, SessionError, Step};
@@ -35,7 +35,7 @@ pub fn gather<'a>(
             Source::Constant(bytes) => constant(step, index, input, bytes, run_rows)?,
             Source::Generated(generated) => {
                 let values = batch.rows().enumerate();
-                let values = values.map(|(at, row)| RowValues::of(generated, binding, row, store.gap(at)));
+                let values = values.map(|(at, row)| generated::row_values(generated, binding, row, store.gap(at)));
                 let values: Vec<_> = values.collect();
                 generated::fill(step, index, input, generated, &values)?;
             }

@@ -11,34 +11,32 @@ use crate::binding::{
 use crate::error::{InputError, RequestError};
 use crate::session::Step;
 
-impl RowValues {
-    /// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.
-    pub fn of(generated: &Generated, binding: &Binding, row: &Row, gap: Gap) -> Self {
-        let count = |counter: usize| row.counted.as_ref().map_or(0, |counted| counted.count(counter));
-        let past = |of: GrowingAxis| {
-            let dims = row.state.dims.get(of.beside).map_or(&[][..], Vec::as_slice);
-            dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
-        };
-        let new = |of: InputAxis| own_length(binding, row, of);
-        Self::new(generated, binding, count, past, new, gap)
-    }
+/// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.
+pub fn row_values(generated: &Generated, binding: &Binding, row: &Row, gap: Gap) -> RowValues {
+    let count = |counter: usize| row.counted.as_ref().map_or(0, |counted| counted.count(counter));
+    let past = |of: GrowingAxis| {
+        let dims = row.state.dims.get(of.beside).map_or(&[][..], Vec::as_slice);
+        dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
+    };
+    let new = |of: InputAxis| own_length(binding, row, of);
+    RowValues::new(generated, binding, count, past, new, gap)
+}
 
-    /// The values of a row of zeros that starts a sequence, in which open dimensions are 1.
-    pub fn of_warm_up(generated: &Generated, binding: &Binding) -> Self {
-        let past = |of: GrowingAxis| {
-            let dims = &binding.states[of.state].initial.dims;
-            dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
-        };
-        let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
-        Self::new(generated, binding, |_| 0, past, new, Gap::NONE)
-    }
+/// The values of a row of zeros that starts a sequence, in which open dimensions are 1.
+pub fn warm_up_values(generated: &Generated, binding: &Binding) -> RowValues {
+    let past = |of: GrowingAxis| {
+        let dims = &binding.states[of.state].initial.dims;
+        dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
+    };
+    let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
+    RowValues::new(generated, binding, |_| 0, past, new, Gap::NONE)
 }
 
 /// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.
 pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), InputError> {
     row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
     let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
-    let values = shared.map(|(_, generated)| RowValues::of(generated, binding, row, Gap::NONE)).collect();
+    let values = shared.map(|(_, generated)| row_values(generated, binding, row, Gap::NONE)).collect();
     if let Some(counted) = &mut row.counted {
         counted.shared_values = values;
     }
@@ -52,7 +50,7 @@ pub fn shared_values(row: &Row) -> &[RowValues] {
 
 fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
     for (input, generated) in binding.generated() {
-        let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row, Gap::NONE) else { continue };
+        let RowValues::Numbers { first, count } = row_values(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
         let (value, most) = (generated_value(generated, last), largest_whole(input.data_type));
         if value > i128::from(most) {
@@ -86,7 +84,7 @@ pub fn fill(
     // Without a batch axis, all rows have the same values.
     let values = if input.batch_axis.is_some() { values } else { &values[..values.len().min(1)] };
     let mut dims = input.dims.clone();
-    let longest = values.iter().map(|values| values.len()).max().unwrap_or(0);
+    let longest = values.iter().map(|values| values.count()).max().unwrap_or(0);
     if let Some(axis) = generated.axis {
         dims[axis] = longest as i64;
     }

@@ -4,7 +4,7 @@ use rows::tensor::DataType;
 
 use super::gather::constant;
 use super::generated;
-use crate::binding::{Binding, BoundControl, Flag, RowValues, Source};
+use crate::binding::{Binding, BoundControl, Flag, Source};
 use crate::error::RequestError;
 use crate::session::{Run, SessionError, Step};
 use crate::store::{RowState, StateStore};
@@ -19,7 +19,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
             Source::State(_) => {}
             Source::Constant(bytes) => constant(step, index, input, bytes, rows)?,
             Source::Generated(generated) => {
-                let values = vec![RowValues::of_warm_up(generated, binding); rows];
+                let values = vec![generated::warm_up_values(generated, binding); rows];
                 generated::fill(step, index, input, generated, &values)?;
             }
             Source::Control(BoundControl::Flag { flag, no, yes }) => {

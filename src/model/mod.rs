@@ -31,7 +31,8 @@ use crate::conversion::{Served, convert_if_asked};
 use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
-use crate::session::{Library, ModelSource, Session, unrepeatable};
+use crate::onnx::{ModelSource, unrepeatable};
+use crate::session::{Library, Session};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
 use sequences::{Refusal, SequenceId};
@@ -82,6 +83,7 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         partial.poll_wait = defaults.poll_wait;
+        partial.put_cpu_instances_on(devices_for_cpu_instances());
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
             partial.model_file.as_ref(),

@@ -12,8 +12,9 @@ use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig, StatePair};
 use crate::conversion;
 use crate::error::LoadError;
+use crate::onnx::{ModelSource, Signature};
 use crate::proof::{self, Rows};
-use crate::session::{Library, ModelSource, Provider, Session, Signature};
+use crate::session::{Library, Provider, Session};
 
 /// A larger model isn't run if its graph proves that the rows stay apart: that would make its load noticeably slower.
 const MOST_BYTES_TO_RUN: u64 = 64 << 20;

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use crate::binding::Binding;
 use crate::config::{ARENA_EXTEND_STRATEGY, Config, Providers, SessionOptions};
 use crate::error::LoadError;
-use crate::session::{Library, ModelSource, Provider, Session};
+use crate::onnx::ModelSource;
+use crate::session::{Library, Provider, Session};
 use gpu_rows::{Device, OwnedStream};
 
 /// A session, and the device's stream for its runs.

@@ -412,11 +412,11 @@ impl<'a> Proof<'a> {
             Gap::NONE,
         );
         if let Some(axis) = generated.axis {
-            dims[axis] = values.len() as i64;
+            dims[axis] = values.count() as i64;
         }
         let mut bytes = Vec::new();
         let row_bytes = element_count(&dims).unwrap_or(0) * input.data_type.byte_size().unwrap_or(1);
-        values.append_row(generated, input.data_type, values.len(), row_bytes, &mut bytes);
+        values.append_row(generated, input.data_type, values.count(), row_bytes, &mut bytes);
         Tensor { dims, bytes }
     }
 

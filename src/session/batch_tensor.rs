@@ -7,9 +7,16 @@ use rows::tensor::{DataType, Part, StorageType, element_count};
 use rows::{Buffer, NoMemory, copies};
 
 use super::copier::{Copier, keep_alone};
-use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::{Bytes, BytesMut, MemoryError, TensorMemory};
+
+/// The elements of a row.
+#[derive(Clone, Copy)]
+pub enum RowContent<'a> {
+    Zeros,
+    /// Elements that are stored so.
+    Stored(StorageType, Bytes<'a>),
+}
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {

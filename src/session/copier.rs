@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::batch_tensor::BatchTensor;
-    use super::super::spec::RowContent;
+    use super::super::batch_tensor::RowContent;
     use super::*;
     use crate::memory::TensorMemory;
     use gpu_rows::OwnedStream;

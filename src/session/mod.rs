@@ -2,41 +2,30 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
-//! This is the only module that names `ort`. [`Nodes`] reads the model's file itself. Not for: states: what is in a
-//! tensor, and where it is between runs, is its caller's business.
+//! This is the only module that names `ort`. Not for: states: what is in a tensor, and where it is between runs, is its
+//! caller's business.
 
 mod allocator;
 mod batch_tensor;
 mod bound_run;
 mod copier;
 mod error;
-mod file_bytes;
 mod graphs;
 mod library;
 mod log_limit;
-mod nodes;
 mod open;
 mod output;
 mod places;
 mod providers;
-mod replay;
 mod signature;
-mod source;
-mod spec;
 mod step;
 mod value;
 
-pub use batch_tensor::BatchTensor;
+pub use batch_tensor::{BatchTensor, RowContent};
 pub use copier::Copier;
 pub use error::{OpenError, SessionError};
-pub use file_bytes::without_weights;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath, compare};
-pub use nodes::{BatchScale, Nodes, Recurrence};
 pub use open::{Provider, Session};
 pub use output::MadeTensor;
-pub use replay::unrepeatable;
-pub use signature::{Signature, TensorInfo};
-pub use source::ModelSource;
-pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};
 pub use step::run::{Given, Overlay, Run};
-pub use step::{OutputCopy, Step, StringTensor};
+pub use step::{OutputCopy, OutputView, Step, StringTensor};

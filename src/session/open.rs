@@ -17,10 +17,10 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use super::error::{OpenError, SessionError};
 use super::library::Library;
 use super::providers::{self, Refused};
-use super::signature::Signature;
-use super::source::ModelSource;
+use super::signature::signature_of;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
+use crate::onnx::{ModelSource, Signature};
 
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
 pub struct Session {
@@ -86,7 +86,7 @@ impl Session {
             None => builder.commit_from_file(source.file()),
         };
         let session = session.map_err(|error| load(error.to_string()))?;
-        let signature = Signature::of(&session)?;
+        let signature = signature_of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());

@@ -20,9 +20,9 @@ use crate::memory::{BytesMut, MemoryError, TensorMemory};
 pub(super) struct Output {
     pub name: CString,
     pub tensor: BatchTensor,
-    /// As in [`super::spec::OutputSpec`].
+    /// As in [`crate::binding::OutputSpec`].
     pub dims: Option<Vec<i64>>,
-    /// As in [`super::spec::OutputSpec`].
+    /// As in [`crate::binding::OutputSpec`].
     pub is_read: bool,
     /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,

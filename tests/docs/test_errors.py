@@ -107,7 +107,7 @@ def pattern(text: str) -> re.Pattern:
 
 SOURCES = [
     file
-    for folder in ("src", "crates/gpu-rows", "crates/rows", "crates/sequences", "triton-sys/src")
+    for folder in ("src", "crates/gpu-rows", "crates/model-config", "crates/rows", "crates/sequences", "triton-sys/src")
     for file in (ROOT / folder).rglob("*.rs")
 ]
 CODE = [file.read_text().split("#[cfg(test)]\nmod ")[0] for file in SOURCES]

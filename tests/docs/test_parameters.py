@@ -19,7 +19,8 @@ def documented(page: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-PARAMETERS = names("src/config/parameters.rs", "KNOWN") + names("src/config/parameters.rs", "CUDA_PARAMETERS")
+FILE = "crates/model-config/src/config/parameters.rs"
+PARAMETERS = names(FILE, "KNOWN") + names(FILE, "CUDA_PARAMETERS")
 #: The page has it in a sentence, as it has no effect.
 WITHOUT_EFFECT = "error_inject_rate"
 

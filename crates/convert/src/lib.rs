@@ -20,11 +20,12 @@
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
 //! | `external` | weights in files of their own |
-//! | `npz` | arrays in NumPy's files |
+//! | `npz` | headers of arrays in NumPy's files |
+//! | `recordings` | recordings of inputs in NumPy's files, for the command |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
 //! Only `verify` knows ONNX Runtime. Only three open files: `verify` the models that it compares, `external` those of weights
-//! in the model's folder, and `npz`.
+//! in the model's folder, and `recordings`.
 
 mod analysis;
 mod batch;
@@ -38,6 +39,8 @@ pub mod npz;
 pub mod onnx;
 mod pairs;
 mod prepared;
+#[cfg(feature = "command")]
+pub mod recordings;
 pub mod report;
 mod rows;
 mod time;

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use clap::Parser;
 use files::{Problem, Targets, WorkFolder, option};
 use serde_json::json;
-use stateful_convert::npz;
 use stateful_convert::onnx::Dim;
+use stateful_convert::recordings;
 use stateful_convert::report::{Report, Role, StepInput, Warning};
 use stateful_convert::verify::{self, Compared, Given, Models, Source};
 use stateful_convert::{
@@ -215,7 +215,7 @@ fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) ->
             GivenInput::Length(axis, length) => given.lengths.push((axis.clone(), *length)),
             GivenInput::Value(input, value) => given.values.push((input.clone(), *value)),
             GivenInput::Recordings(path) => {
-                let read = npz::recordings(path);
+                let read = recordings::read(path);
                 given.recordings.extend(read.map_err(|why| Problem::Recordings { path: path.clone(), why })?);
             }
         }

@@ -31,10 +31,20 @@ use super::error::{OpenError, SessionError};
 use super::graphs::Graphs;
 use super::open::{RunOptions, Session, TimeLimit};
 use super::output::{MadeTensor, Output};
-use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
+use crate::binding::StepSpec;
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
 use arguments::Arguments;
+
+/// An output after a run.
+pub struct OutputView<'a> {
+    /// With the number of rows.
+    pub dims: &'a [i64],
+    /// Row-major; empty if they are not read, and for strings.
+    pub bytes: &'a [u8],
+    /// Row-major; empty for other types.
+    pub strings: &'a Strings,
+}
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;

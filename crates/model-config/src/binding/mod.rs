@@ -1,0 +1,40 @@
+//! How the model's signature fits its configuration: what feeds each input, and what each output is for.
+//!
+//! Rules: exactly one thing feeds each input of the model; every mismatch is an error at load that names the tensor,
+//! what the configuration says and what the model says. The batch axis of each tensor is found here; it may be any
+//! dimension. Not for: running anything.
+
+mod bound;
+mod checks;
+mod context;
+mod elements;
+mod error;
+mod feeds;
+mod generated;
+mod initial;
+mod model;
+mod requests;
+mod row_values;
+mod shapes;
+mod state_api;
+mod states;
+
+pub use bound::{
+    BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, GrowingAxis, Initial,
+    InitialContent, InputAxis, NewLength, RequestInput, ShapeForm, Source, StatePlace, StepsMultiple, TrimBy,
+};
+pub use error::BindingError;
+pub use initial::{InitialModel, InitialOutput};
+pub use model::{Binding, InputSpec, OutputSpec, StepSpec};
+pub use row_values::{RowValues, generated_value, largest_whole};
+pub use state_api::{StateApi, StateTensor};
+pub use states::GrowingPadding;
+
+#[cfg(test)]
+mod feature_tests;
+#[cfg(test)]
+mod feeds_tests;
+#[cfg(test)]
+mod generated_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,395 @@
+//! A model whose tensors are bound: what feeds each of its inputs and what each output is for, or the first thing that
+//! doesn't fit; what a step feeds and fetches; and questions about that.
+
+use rows::layout::SlotLayout;
+use rows::tensor::{DataType, StorageType, element_count};
+
+use super::bound::{
+    BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput,
+    Source, StatePlace, TrimBy,
+};
+use super::error::BindingError;
+use super::feeds::{Feeds, feed_without_requests};
+use super::generated::feed_generated;
+use super::requests::{bind_trims, forbid_padding, request_input, response_output};
+use super::shapes::find;
+use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
+use crate::config::{Config, Context, InitialSources, StatePair};
+use crate::onnx::{Signature, TensorInfo};
+
+/// What a step of the model feeds and fetches, and how requests and states map to that.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// The model's inputs, in its order.
+    pub inputs: Vec<BoundInput>,
+    /// The outputs that are fetched: those of states and those that responses may carry.
+    pub outputs: Vec<BoundOutput>,
+    /// The states, in the order of their pairs.
+    pub states: Vec<BoundState>,
+    /// What is counted for each sequence, for generated inputs.
+    pub counters: Vec<Counter>,
+    /// How rows whose growing states have different lengths share a run; `None` if they don't.
+    pub growing_padding: Option<GrowingPadding>,
+    /// Where a slot has the states, and behind them the contexts.
+    pub slot: SlotLayout,
+    /// A node that must not run over no steps, so that no input may be empty.
+    pub needs_steps: Option<String>,
+}
+
+impl Binding {
+    /// Binds the model, or returns the first thing that does not fit. `constant_outputs` are the same in every run.
+    /// `initial_sources` has what the configuration names for initial states.
+    pub fn new(
+        config: &Config,
+        state_pairs: &[StatePair],
+        constant_outputs: &[String],
+        signature: &Signature,
+        initial_sources: &InitialSources,
+    ) -> Result<Self, BindingError> {
+        check_names(config, state_pairs)?;
+        let mut feeds = Feeds::new(signature);
+        let state_axes = |info: &TensorInfo| {
+            let is_state = state_pairs.iter().any(|pair| pair.input == info.name);
+            is_state.then(|| config.states.batch_axes(&info.name, info.symbols.len()))
+        };
+        let shared = signature.batch_symbols(state_axes);
+        let batch_symbol = match *shared.as_slice() {
+            [symbol] => Some(symbol),
+            _ => None,
+        };
+        for tensor in &config.inputs {
+            let (index, info) = feeds.find(&tensor.name, "'input'")?;
+            feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
+        }
+        let batch_symbol = feeds.batch_symbol(config);
+        let mut outputs = Vec::new();
+        let has_no_batch = |info: &TensorInfo| {
+            let pair = state_pairs.iter().find(|pair| pair.output == info.name);
+            let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
+            constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
+        };
+        for tensor in &config.outputs {
+            let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
+            outputs.push(response_output(config, tensor, info, batch_symbol, has_no_batch(info))?);
+        }
+        let mut states = Vec::new();
+        let batch_is_open = feeds.batch_is_open(config);
+        let binder = StateBinder {
+            config,
+            initial_sources,
+            signature,
+            pairs: state_pairs,
+            batch_symbol,
+            batch_is_open,
+            shared: &shared,
+        };
+        for pair in state_pairs {
+            states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
+        }
+        feed_without_requests(config, &mut feeds)?;
+        let mut counters = feed_generated(config, &mut feeds, &states, batch_symbol.filter(|_| config.is_batched()))?;
+        let mut inputs = feeds.into_inputs(&mut states, &mut counters)?;
+        if states.iter().any(|state| state.dims.contains(&-1)) {
+            forbid_padding(&mut inputs);
+        }
+        bind_trims(config, signature, &inputs, &mut outputs)?;
+        mark_only_kept(&mut outputs, &states);
+        let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
+        let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
+        Ok(Self { inputs, outputs, states, counters, growing_padding, slot, needs_steps: None })
+    }
+}
+
+impl Binding {
+    /// Sets the initial values of states; `None` leaves one as it is.
+    pub fn set_initial(&mut self, initial: Vec<Option<Initial>>) {
+        for (state, initial) in self.states.iter_mut().zip(initial) {
+            state.initial = initial.unwrap_or_else(|| state.initial.clone());
+        }
+    }
+
+    /// The inputs that requests carry, in their order.
+    pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> + Clone {
+        self.inputs.iter().filter_map(|input| match &input.source {
+            Source::Request(request) => Some((input, request)),
+            _ => None,
+        })
+    }
+
+    /// The contexts, with the index of their input.
+    pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> + Clone {
+        self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
+            Source::Request(request) => Some((index, request, request.context?)),
+            _ => None,
+        })
+    }
+
+    /// Whether anything of a row is copied to its sequence after a run.
+    pub fn is_copied_back(&self) -> bool {
+        self.has_varying_states() || self.contexts().next().is_some()
+    }
+
+    /// Whether an input tells the model that a sequence starts.
+    pub fn has_start_control(&self) -> bool {
+        let is_start =
+            |input: &BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
+        self.inputs.iter().any(is_start)
+    }
+
+    /// Whether a sequence has states of varying size.
+    pub fn has_varying_states(&self) -> bool {
+        self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
+    }
+
+    /// Bytes of a row's states in a batch buffer.
+    pub fn batch_bytes(&self) -> usize {
+        let layouts = self.states.iter().filter_map(|state| match state.place {
+            StatePlace::Slot(layout) => Some(layout.row_bytes()),
+            StatePlace::Beside(_) => None,
+        });
+        layouts.sum()
+    }
+
+    /// The states of varying size, if their tensors may stay as ONNX Runtime makes them, which strings and states that
+    /// are rounded may not: the number of each state, and its number beside the slot.
+    pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
+        let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
+            StatePlace::Slot(_) => None,
+            StatePlace::Beside(beside) => Some((number, beside)),
+        });
+        let beside: Vec<_> = beside.collect();
+        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;
+        if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
+    }
+
+    /// Whether an output is read whatever requests ask for: as a state, or as the lengths of another.
+    pub fn is_needed(&self, output: usize) -> bool {
+        self.states.iter().any(|state| state.output == output) || trim_lengths(&self.outputs).contains(&output)
+    }
+
+    /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where
+    /// inputs are gathered.
+    pub fn device_bytes(&self) -> usize {
+        self.slot.part_bytes(self.states.len())
+    }
+
+    /// What a snapshot calls a context of an input: its entry of `input_context`, with the axis.
+    pub fn context_name(&self, input: usize, of: BoundContext) -> String {
+        let input = self.inputs[input].name.clone();
+        Context { input, length: of.length, new: None, axis: Some(of.axis), first: of.first }.to_string()
+    }
+
+    /// The dims of what one row of an input leaves as its context.
+    pub fn context_dims(&self, input: usize, of: BoundContext) -> Vec<i64> {
+        let BoundInput { dims, batch_axis, .. } = &self.inputs[input];
+        let mut dims = dims.clone();
+        batch_axis.iter().for_each(|&axis| dims[axis] = 1);
+        dims[of.axis] = of.length as i64;
+        dims
+    }
+
+    /// The generated inputs.
+    pub fn generated(&self) -> impl Iterator<Item = (&BoundInput, &Generated)> + Clone {
+        self.inputs.iter().filter_map(|input| match &input.source {
+            Source::Generated(generated) => Some((input, generated)),
+            _ => None,
+        })
+    }
+
+    /// A counter as snapshots call it.
+    pub fn counter_name(&self, counter: Counter) -> String {
+        match counter {
+            Counter::Steps => "steps".to_owned(),
+            Counter::Elements(of) => format!("elements({}@{})", self.inputs[of.input].name, of.axis),
+        }
+    }
+
+    /// The smallest, the usual and the largest shapes of the inputs, as TensorRT takes them, for runs of up to
+    /// `most_rows` rows; and the inputs with dimensions that may be any.
+    pub fn profile_shapes(&self, most_rows: usize) -> ([String; 3], Vec<String>) {
+        let fed = || self.inputs.iter().filter(|input| input.data_type != DataType::Bytes);
+        let shapes = |rows: usize| {
+            let shape = |input: &BoundInput| {
+                let dim = |(axis, &dim): (usize, &i64)| {
+                    if Some(axis) == input.batch_axis { rows.to_string() } else { dim.to_string() }
+                };
+                let dims: Vec<_> = input.dims.iter().enumerate().map(dim).collect();
+                format!("{}:{}", input.name, dims.join("x"))
+            };
+            fed().filter(|input| !input.dims.is_empty()).map(shape).collect::<Vec<_>>().join(",")
+        };
+        let is_open = |input: &&BoundInput| {
+            input.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != input.batch_axis)
+        };
+        let open = fed().filter(is_open).map(|input| format!("'{}'", input.name)).collect();
+        ([shapes(1), shapes(most_rows), shapes(most_rows)], open)
+    }
+
+    /// Why runs cannot be CUDA graphs: a tensor is not the same each time. `None` if they can.
+    pub fn unfit_for_graphs(&self) -> Option<String> {
+        let (_, open) = self.profile_shapes(1);
+        if let Some(name) = open.first() {
+            return Some(format!("dimensions of {name} are open"));
+        }
+        let strings = self.inputs.iter().find(|input| input.data_type == DataType::Bytes);
+        if let Some(input) = strings {
+            return Some(format!("'{}' has strings", input.name));
+        }
+        let is_optional = |input: &&BoundInput| matches!(&input.source, Source::Request(request) if request.optional);
+        if let Some(input) = self.inputs.iter().find(is_optional) {
+            return Some(format!("'{}' is optional", input.name));
+        }
+        let open = self.outputs.iter().find(|output| output.dims.is_none());
+        open.map(|output| format!("dimensions of '{}' are open", output.name))
+    }
+
+    /// For runs of up to `most_rows` rows. Those of `graph_rows` rows can be CUDA graphs.
+    pub fn step_spec(&self, most_rows: usize, graph_rows: Vec<usize>) -> StepSpec {
+        let inputs = self.inputs.iter().map(input_spec);
+        let lengths = trim_lengths(&self.outputs);
+        let outputs = self.outputs.iter().enumerate().map(|(index, output)| OutputSpec {
+            name: output.name.clone(),
+            data_type: output.data_type,
+            batch_axis: output.batch_axis,
+            dims: output.dims.clone(),
+            is_read: output.is_response || lengths.contains(&index),
+            stays: self.states.iter().any(|state| state.output == index),
+        });
+        StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), most_rows, graph_rows }
+    }
+}
+
+/// What a step feeds and fetches.
+#[derive(Clone, Debug, Default)]
+#[expect(missing_docs, reason = "the other names say it")]
+pub struct StepSpec {
+    pub inputs: Vec<InputSpec>,
+    pub outputs: Vec<OutputSpec>,
+    /// Most rows of a run.
+    pub most_rows: usize,
+    /// Numbers of rows that run as CUDA graphs, if the session has them. Then all dimensions are known.
+    pub graph_rows: Vec<usize>,
+}
+
+/// An input of a step.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the other names say it")]
+pub struct InputSpec {
+    pub name: String,
+    pub data_type: DataType,
+    /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
+    pub batch_axis: Option<usize>,
+    pub dims: Vec<i64>,
+    /// The caller gives a tensor for it to each run.
+    pub is_given: bool,
+}
+
+/// An output of a step.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the other names say it")]
+pub struct OutputSpec {
+    pub name: String,
+    pub data_type: DataType,
+    /// Which dimension is the number of rows.
+    pub batch_axis: Option<usize>,
+    /// `None` if a dimension other than the batch axis is open; then ONNX Runtime decides the shape.
+    pub dims: Option<Vec<i64>>,
+    /// Its elements are read on the host after a run.
+    pub is_read: bool,
+    /// If ONNX Runtime makes it, it stays where the model runs.
+    pub stays: bool,
+}
+
+/// An input of at most this many bytes that is the same for every batch is left on the host, where ONNX Runtime usually
+/// reads such inputs, if it does not tell.
+const HOST_INPUT: usize = 64;
+
+impl InputSpec {
+    /// Whether a dimension other than the batch's is open.
+    pub fn varies(&self) -> bool {
+        self.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != self.batch_axis)
+    }
+
+    /// Whether it stays on the host, though the model runs on a device. Not an input with a batch: its rows may be in memory of
+    /// the GPU that clients share.
+    pub fn is_left_on_host(&self, reads_on_host: Option<bool>) -> bool {
+        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
+        let is_small = bytes.is_some_and(|bytes| bytes <= HOST_INPUT);
+        !self.is_given && self.batch_axis.is_none() && reads_on_host.unwrap_or(is_small)
+    }
+}
+
+/// The outputs that have the lengths of others.
+fn trim_lengths(outputs: &[BoundOutput]) -> Vec<usize> {
+    let lengths = |output: &BoundOutput| match output.trim?.by {
+        TrimBy::Output(index) => Some(index),
+        TrimBy::Input(_) => None,
+    };
+    outputs.iter().filter_map(lengths).collect()
+}
+
+pub(super) fn input_spec(input: &BoundInput) -> InputSpec {
+    InputSpec {
+        name: input.name.clone(),
+        data_type: input.data_type,
+        batch_axis: input.batch_axis,
+        dims: input.dims.clone(),
+        is_given: matches!(input.source, Source::State(_)),
+    }
+}
+
+fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
+    let lengths = trim_lengths(outputs);
+    for state in states.iter().filter(|state| state.is_in_slot() && !lengths.contains(&state.output)) {
+        let output = &mut outputs[state.output];
+        output.is_only_kept = !output.is_response;
+    }
+}
+
+/// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
+fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayout> {
+    let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
+    let requests = inputs.iter_mut().filter_map(|input| match &mut input.source {
+        Source::Request(request) => Some(request),
+        _ => None,
+    });
+    for (position, request) in requests.enumerate() {
+        request.position = position;
+        if let Some(context) = &mut request.context {
+            context.slot_entry = sizes.len();
+            sizes.push(context.bytes);
+        }
+    }
+    SlotLayout::new(&sizes)
+}
+
+/// Checks names in parameters that must be listed elsewhere in the configuration.
+fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), BindingError> {
+    let unknown = |parameter, name: &str, side, has: Vec<String>| {
+        let known = has.iter().any(|other| other == name);
+        let missing = BindingError::Unlisted { parameter, name: name.to_owned(), side, has };
+        if known { Ok(()) } else { Err(missing) }
+    };
+    let inputs = || config.inputs.iter().map(|input| input.name.clone()).collect();
+    let outputs = || config.outputs.iter().map(|output| output.name.clone()).collect();
+    let states = || state_pairs.iter().map(|pair| pair.input.clone()).collect();
+    for (name, _) in &config.states.initial {
+        unknown("initial_states", name, "a state's input", states())?;
+    }
+    for state in &config.states.dims {
+        unknown("state_dims", &state.name, "a state's input", states())?;
+    }
+    for context in &config.contexts {
+        unknown("input_context", &context.input, "listed under 'input'", inputs())?;
+    }
+    for name in &config.held_inputs {
+        unknown("held_inputs", name, "listed under 'input'", inputs())?;
+    }
+    for padded in &config.ragged.inputs {
+        unknown("padded_inputs", &padded.input, "listed under 'input'", inputs())?;
+    }
+    for padded in &config.ragged.outputs {
+        unknown("padded_outputs", &padded.output, "listed under 'output'", outputs())?;
+    }
+    Ok(())
+}

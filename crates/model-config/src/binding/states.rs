@@ -1,0 +1,489 @@
+//! States: their batch axis, their dims, whether their two ends agree, and where they are kept. And of rows whose growing
+//! states have different lengths in one run: which states are padded, and which rows can share a run.
+
+use rows::tensor::{DataType, Dims, PaddingSide, RowLayout, StorageType, element_count};
+
+use super::bound::{
+    BoundInput, BoundOutput, BoundState, Generated, GeneratedValue, GrowingAxis, Initial, NewLength, Source,
+    StatePlace, fetched,
+};
+use super::error::BindingError;
+use super::feeds::Feeds;
+use super::shapes::{all_agree, batches, check_type, describe, empty_dims, find, is_batch};
+use crate::config::{Config, DeclaredState, GROWING_PADDING, InitialSources, StateDims, StatePair, state_dims_line};
+use crate::onnx::{Signature, TensorInfo};
+
+/// The two ends of a state in the model.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    pair: &'a StatePair,
+    input: &'a TensorInfo,
+    output: &'a TensorInfo,
+}
+
+/// What binding a state needs to know.
+pub(super) struct StateBinder<'a> {
+    pub config: &'a Config,
+    pub initial_sources: &'a InitialSources,
+    pub signature: &'a Signature,
+    /// All states.
+    pub pairs: &'a [StatePair],
+    /// The name of the batch dimension, where the requests' inputs have one.
+    pub batch_symbol: Option<&'a str>,
+    /// Whether an input of requests has an open batch dimension.
+    pub batch_is_open: bool,
+    /// The names that requests and all states share, if none is a usual one of the batch and there are several.
+    pub shared: &'a [&'a str],
+}
+
+/// Which dimension of a state is the batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BatchAxis {
+    At(usize),
+    /// The state has none. Open dimensions vary.
+    Absent,
+    /// No dimension can be the batch, and a run has several rows.
+    Missing,
+    /// Several readings are possible.
+    Unclear,
+}
+
+impl StateBinder<'_> {
+    /// Binds a state that comes after those `before` it: feeds its input and fetches its output. `None` if the model
+    /// does not take the state.
+    pub fn bind(
+        &self,
+        pair: &StatePair,
+        feeds: &mut Feeds,
+        outputs: &mut Vec<BoundOutput>,
+        before: &[BoundState],
+    ) -> Result<Option<BoundState>, BindingError> {
+        let declared = self.config.states.declaration(pair);
+        let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
+        let has = |infos: &[TensorInfo], name: &str| infos.iter().any(|info| info.name == name);
+        let Signature { inputs, outputs: model_outputs, .. } = self.signature;
+        let fits = has(inputs, &pair.input) && has(model_outputs, &pair.output);
+        if !fits && has(model_outputs, &pair.input) && has(inputs, &pair.output) {
+            let (input, output) = (pair.input.clone(), pair.output.clone());
+            return Err(BindingError::Swapped { named_by, input, output });
+        }
+        let (index, info) = match feeds.find(&pair.input, named_by) {
+            // An optimiser may have dropped the input, as with controls. If the name is misspelt, another input is
+            // unfed, which is an error.
+            Err(_) if declared.is_some() => return Ok(None),
+            found => found?,
+        };
+        let (_, output_info) = find(&self.signature.outputs, &pair.output, named_by, "output")?;
+        let ends = Ends { pair, input: info, output: output_info };
+        let input = self.input(ends, declared, before.len())?;
+        let mut dims = input.dims.clone();
+        if let Some(axis) = input.batch_axis {
+            dims[axis] = 1;
+        }
+        let data_type = input.data_type;
+        let state = BoundState {
+            input: index,
+            output: state_output(outputs, &input, ends.output),
+            data_type,
+            batch_axis: input.batch_axis,
+            place: place(ends.input, &dims, input.batch_axis, before)?,
+            storage: match data_type {
+                DataType::Fp32 if self.config.store_states_as_fp16 => StorageType::Fp16,
+                _ => StorageType::Exact,
+            },
+            padded_axis: None,
+            initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.initial_sources)?,
+            dims,
+        };
+        feeds.add(index, input)?;
+        Ok(Some(state))
+    }
+
+    fn input(&self, ends: Ends, declared: Option<&DeclaredState>, number: usize) -> Result<BoundInput, BindingError> {
+        let written = self.config.states.written_dims(&ends.pair.input);
+        let batch_axis = match written {
+            Some(written) => written.batch_axis,
+            None => self.batch_axis(ends.input, declared)?,
+        };
+        let mut input = BoundInput::new(ends.input, batch_axis, Source::State(number));
+        if let Some(written) = written {
+            narrow_to_written(&mut input, written, self.config)?;
+        }
+        if let Some(declared) = declared {
+            narrow(&mut input, declared)?;
+        }
+        check_ends(&input, ends)?;
+        if let Some(axis) = batch_axis.filter(|&axis| has_batch_elsewhere(ends, axis)) {
+            let output = describe(ends.output.data_type, &ends.output.dims);
+            let why = format!(
+                "its batch is dimension {axis}, and that of its output '{}', {output}, another: both must have it in \
+                 the same place",
+                ends.pair.output
+            );
+            return Err(state_error(ends.input, why));
+        }
+        Ok(input)
+    }
+
+    /// Which dimension of a state is the batch; `None` if it has none.
+    fn batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<Option<usize>, BindingError> {
+        match self.find_batch_axis(info, declared)? {
+            BatchAxis::At(axis) => Ok(Some(axis)),
+            BatchAxis::Absent => Ok(None),
+            BatchAxis::Missing => {
+                let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis: None };
+                Err(state_error(
+                    info,
+                    format!(
+                        "no dimension is open for the batch; set max_batch_size to 0 or 1, export the model with a \
+                         dynamic batch dimension, or write {}, with which each request has a run of its own",
+                        state_dims_line([dims])
+                    ),
+                ))
+            }
+            BatchAxis::Unclear => Err(state_error(
+                info,
+                format!(
+                    "the names of its open dimensions do not say which is the batch, if any; write each dimension as \
+                     'batch', as -1 if it varies (it starts at 0), or as its length: {}",
+                    self.lines_to_write()
+                ),
+            )),
+        }
+    }
+
+    /// The line for the states whose batch cannot be told.
+    fn lines_to_write(&self) -> String {
+        let info = |pair: &StatePair| self.signature.inputs.iter().find(|info| info.name == pair.input);
+        let is_unclear = |info: &&TensorInfo| {
+            self.config.states.written_dims(&info.name).is_none()
+                && matches!(self.find_batch_axis(info, None), Ok(BatchAxis::Unclear))
+        };
+        let dims = |info: &TensorInfo| StateDims {
+            name: info.name.clone(),
+            dims: info.dims.clone(),
+            batch_axis: info.dims.iter().position(|&dim| dim < 0),
+        };
+        let undeclared = self.pairs.iter().filter(|pair| self.config.states.declaration(pair).is_none());
+        state_dims_line(undeclared.filter_map(info).filter(is_unclear).map(dims))
+    }
+
+    fn find_batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<BatchAxis, BindingError> {
+        let (config, is_batched) = (self.config, self.config.is_batched());
+        let open = || (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect::<Vec<_>>();
+        let candidates = match declared {
+            Some(declared) if is_batched => declared_axes(config, info, declared)?,
+            // The declared dims are those of the whole tensor.
+            Some(_) => return Ok(BatchAxis::Absent),
+            None => open(),
+        };
+        let named = |batch: Option<&str>| -> Vec<usize> {
+            candidates.iter().copied().filter(|&axis| is_batch(info.symbol(axis), batch)).collect()
+        };
+        let as_in_requests = if self.batch_symbol.is_some() { named(self.batch_symbol) } else { Vec::new() };
+        let as_usual = named(None);
+        let is_shared = |axis: &&usize| self.shared.contains(&info.symbol(**axis));
+        if !is_batched && candidates.iter().filter(is_shared).count() > 1 {
+            return Ok(BatchAxis::Unclear);
+        }
+        let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
+        let all_are_told = candidates.iter().all(|&axis| !info.symbol(axis).is_empty());
+        // Where Triton has no batch, or the model has a batch of one, a dimension with a name of its own varies.
+        let own_names_vary = declared.is_none() && (!is_batched || (config.max_batch_size == 1 && !self.batch_is_open));
+        Ok(match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
+            (&[axis], ..) | (&[], &[axis], _) => BatchAxis::At(axis),
+            (&[], &[], &[_, ..]) if own_names_vary && all_are_told => BatchAxis::Absent,
+            // An exporter's number may be that of a batch only if requests have room for one, too.
+            (&[], &[], &[_, ..]) if !is_batched && all_have_names && !self.batch_is_open => BatchAxis::Absent,
+            (.., &[axis]) if is_batched || !all_have_names => BatchAxis::At(axis),
+            // Dims that leave the batch out mean Triton's batch dimension, which is the first.
+            (.., &[0, ..]) if declared.is_some() => BatchAxis::At(0),
+            (.., []) if config.max_batch_size <= 1 => BatchAxis::Absent,
+            (.., []) => BatchAxis::Missing,
+            _ => BatchAxis::Unclear,
+        })
+    }
+}
+
+/// Where a sequence keeps a state whose rows have these dims.
+fn place(
+    info: &TensorInfo,
+    dims: &[i64],
+    batch_axis: Option<usize>,
+    before: &[BoundState],
+) -> Result<StatePlace, BindingError> {
+    if dims.contains(&-1) || info.data_type == DataType::Bytes {
+        let beside = before.iter().filter(|state| matches!(state.place, StatePlace::Beside(_)));
+        return Ok(StatePlace::Beside(beside.count()));
+    }
+    let layout = RowLayout::new(info.data_type, dims, batch_axis);
+    layout.map(StatePlace::Slot).ok_or_else(|| state_error(info, "its size overflows"))
+}
+
+fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {
+    BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.into() }
+}
+
+/// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the
+/// batch out or have -1 in its place.
+fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>, BindingError> {
+    let (model, dims) = (&info.dims, &declared.dims);
+    let left_out = |axis: &usize| {
+        let mut rest = model.clone();
+        batches(rest.remove(*axis), config) && all_agree(&rest, dims)
+    };
+    let marked = |axis: &usize| model[*axis] < 0 && dims[*axis] < 0 && all_agree(model, dims);
+    let axes: Vec<usize> = if model.len() == dims.len() {
+        (0..model.len()).filter(marked).collect()
+    } else {
+        (0..model.len()).filter(left_out).collect()
+    };
+    let unbatched = config.max_batch_size == 1 && all_agree(model, dims);
+    if axes.is_empty() && !unbatched {
+        return Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,"));
+    }
+    Ok(axes)
+}
+
+fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> BindingError {
+    BindingError::Dims {
+        what: format!("sequence_batching.state '{}'", info.name),
+        configured: Dims(&declared.dims).to_string(),
+        model: Dims(&info.dims).to_string(),
+        rule: format!("{form} they must agree"),
+    }
+}
+
+/// Fixes the dimensions that the model leaves open and `state_dims` does not.
+fn narrow_to_written(input: &mut BoundInput, written: &StateDims, config: &Config) -> Result<(), BindingError> {
+    let has_room =
+        |axis: usize| if config.is_batched() { batches(input.dims[axis], config) } else { input.dims[axis] <= 1 };
+    if !all_agree(&input.dims, &written.dims) || written.batch_axis.is_some_and(|axis| !has_room(axis)) {
+        return Err(BindingError::Dims {
+            what: format!("state_dims '{}'", input.name),
+            configured: Dims(&written.dims).to_string(),
+            model: Dims(&input.dims).to_string(),
+            rule: "they must agree, with 'batch' only where the model takes batches".to_owned(),
+        });
+    }
+    for (dim, &written) in input.dims.iter_mut().zip(&written.dims) {
+        if *dim < 0 {
+            *dim = written;
+        }
+    }
+    Ok(())
+}
+
+/// Fixes the dimensions that the model leaves open and the declaration does not.
+fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), BindingError> {
+    let what = format!("sequence_batching.state '{}'", input.name);
+    check_type(what.clone(), declared.data_type, input.data_type)?;
+    let mut declared_dims = declared.dims.clone();
+    if let Some(axis) = input.batch_axis.filter(|_| declared_dims.len() < input.dims.len()) {
+        declared_dims.insert(axis, -1);
+    }
+    if !all_agree(&input.dims, &declared_dims) {
+        let (configured, model) = (Dims(&declared.dims).to_string(), Dims(&input.dims).to_string());
+        return Err(BindingError::Dims { what, configured, model, rule: "they must be the same".to_owned() });
+    }
+    for (axis, dim) in input.dims.iter_mut().enumerate() {
+        if *dim < 0 && input.batch_axis != Some(axis) {
+            *dim = declared_dims[axis];
+        }
+    }
+    Ok(())
+}
+
+fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
+    // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
+    // varies may be fixed at one end.
+    let next = &ends.output.dims;
+    let dims_agree = next.is_empty() || all_agree(&input.dims, next);
+    if input.data_type == ends.output.data_type && dims_agree {
+        return Ok(());
+    }
+    Err(BindingError::StateEnds {
+        input: ends.pair.input.clone(),
+        output: ends.pair.output.clone(),
+        input_is: describe(input.data_type, &ends.input.dims),
+        output_is: describe(ends.output.data_type, &ends.output.dims),
+    })
+}
+
+/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's
+/// batch, or by the only dimension that is open there and fixed in the input.
+fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
+    let (input, output) = (ends.input, ends.output);
+    let others = || (0..output.dims.len()).filter(|&other| other != axis);
+    let (Some(&dim), Some(name)) = (output.dims.get(axis), input.symbols.get(axis)) else { return false };
+    let is_named_elsewhere = !name.is_empty()
+        && output.symbols.get(axis) != Some(name)
+        && others().any(|other| output.symbols.get(other) == Some(name));
+    let is_open_elsewhere = dim > 1 && others().any(|other| output.dims[other] < 0 && input.dims[other] >= 0);
+    is_named_elsewhere || is_open_elsewhere
+}
+
+/// The output of a state. It is fetched once, even if responses carry it, too.
+fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
+    let index = fetched(outputs, info);
+    let output = &mut outputs[index];
+    output.batch_axis = input.batch_axis;
+    let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
+    // ONNX Runtime allocates strings and states of varying size itself.
+    output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
+    output.empty_dims = empty_dims(&input.dims, input.batch_axis);
+    index
+}
+
+/// How rows whose growing states have different lengths share a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrowingPadding {
+    /// Where a row's padding is.
+    pub side: PaddingSide,
+    /// By how many elements a run makes the states longer.
+    pub added: NewLength,
+    states: Vec<PaddedState>,
+}
+
+/// A state that is padded. All of a row have the same length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PaddedState {
+    /// Its number among the states beside the slot.
+    beside: usize,
+    axis: usize,
+    element_bytes: usize,
+}
+
+impl GrowingPadding {
+    /// The length of a row's padded states, if the states beside the slot have these dims; `None` if the padded ones
+    /// have different lengths: then the row shares no run with rows of other lengths.
+    pub fn length(&self, dims: &[Vec<i64>]) -> Option<i64> {
+        let mut lengths = self.states.iter().map(|state| dims.get(state.beside)?.get(state.axis).copied());
+        let first = lengths.next()??;
+        lengths.all(|length| length == Some(first)).then_some(first)
+    }
+
+    /// Whether rows with these dims of the states beside the slot can be padded to one length.
+    pub fn is_for(&self, a: &[Vec<i64>], b: &[Vec<i64>]) -> bool {
+        let is_padded = |beside, axis| self.states.iter().any(|state| (state.beside, state.axis) == (beside, axis));
+        let is_like = |(beside, (a, b)): (usize, (&Vec<i64>, &Vec<i64>))| {
+            a.len() == b.len() && (0..a.len()).all(|axis| a[axis] == b[axis] || is_padded(beside, axis))
+        };
+        self.length(a).is_some() && self.length(b).is_some() && a.iter().zip(b).enumerate().all(is_like)
+    }
+
+    /// Bytes of a row's padded states in the model, without padding.
+    pub fn bytes(&self, dims: &[Vec<i64>]) -> usize {
+        let bytes = |state: &PaddedState| {
+            let count = dims.get(state.beside).and_then(|dims| element_count(dims)).unwrap_or(0);
+            count.saturating_mul(state.element_bytes)
+        };
+        self.states.iter().map(bytes).fold(0, usize::saturating_add)
+    }
+}
+
+/// Finds the states that are padded, and marks them: those that grow along an axis with the same symbolic name as that
+/// of the state that a mask names; without names, all that grow along one axis.
+pub(super) fn bind_growing_padding(
+    config: &Config,
+    signature: &Signature,
+    inputs: &[BoundInput],
+    states: &mut [BoundState],
+) -> Result<Option<GrowingPadding>, BindingError> {
+    let Some(side) = config.states.growing_padding else { return Ok(None) };
+    let error = |why| BindingError::Parameter { parameter: GROWING_PADDING, value: side.to_string(), why };
+    let (masked, added) = mask(inputs).map_err(error)?;
+    let symbol = |state: &BoundState, axis: usize| {
+        let info = signature.inputs.iter().find(|info| info.name == inputs[state.input].name);
+        info.and_then(|info| info.symbols.get(axis)).map_or("", String::as_str)
+    };
+    let wanted = symbol(&states[masked.state], masked.axis).to_owned();
+    let mut padded = Vec::new();
+    for state in states.iter_mut() {
+        let (StatePlace::Beside(beside), Some(_)) = (state.place, state.batch_axis) else { continue };
+        let mut open = (0..state.dims.len()).filter(|&axis| state.dims[axis] < 0);
+        let (Some(axis), None, Some(element_bytes)) = (open.next(), open.next(), state.data_type.byte_size()) else {
+            continue;
+        };
+        if symbol(state, axis) == wanted {
+            state.padded_axis = Some(axis);
+            padded.push(PaddedState { beside, axis, element_bytes });
+        }
+    }
+    let state = &states[masked.state];
+    if state.padded_axis != Some(masked.axis) {
+        return Err(error(format!(
+            "the mask is that of state '{}', {}: a state that is padded has a batch dimension and one other open dimension",
+            inputs[state.input].name,
+            describe(state.data_type, &state.dims)
+        )));
+    }
+    Ok(Some(GrowingPadding { side, added, states: padded }))
+}
+
+/// The state whose elements a generated mask marks, and how many follow in it.
+fn mask(inputs: &[BoundInput]) -> Result<(GrowingAxis, NewLength), String> {
+    let mut masks = inputs.iter().filter_map(|input| match &input.source {
+        Source::Generated(Generated { value: GeneratedValue::Mask { state, new }, written, .. }) => {
+            Some((input, written, *state, *new))
+        }
+        _ => None,
+    });
+    let Some((input, written, state, added)) = masks.next() else {
+        return Err("no input tells the model which elements of a state are padding: write a mask in \
+                    'generated_inputs', 'MASK=mask(STATE, INPUT)'"
+            .to_owned());
+    };
+    if input.batch_axis.is_none() {
+        return Err(format!("the mask '{}' has no batch dimension, so it is the same for all rows", input.name));
+    }
+    if added == NewLength::Fixed(0) {
+        return Err(format!(
+            "'{}={written}' leaves out what a run adds to the state: write 'mask(STATE, INPUT)'",
+            input.name
+        ));
+    }
+    Ok((state, added))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two padded states, and between them one that grows as well.
+    fn padding() -> GrowingPadding {
+        let state = |beside, axis, element_bytes| PaddedState { beside, axis, element_bytes };
+        GrowingPadding {
+            side: PaddingSide::Left,
+            added: NewLength::Fixed(1),
+            states: vec![state(0, 2, 4), state(2, 1, 8)],
+        }
+    }
+
+    fn dims(first: [i64; 3], other: [i64; 2], second: [i64; 2]) -> Vec<Vec<i64>> {
+        vec![first.to_vec(), other.to_vec(), second.to_vec()]
+    }
+
+    #[test]
+    fn rows_differ_in_the_one_length_of_their_padded_states_only() {
+        let padding = padding();
+        let row = dims([1, 3, 7], [1, 2], [1, 7]);
+        assert!(padding.is_for(&row, &dims([1, 3, 5], [1, 2], [1, 5])));
+        assert!(padding.is_for(&row, &dims([1, 3, 0], [1, 2], [1, 0])));
+        for (other, why) in [
+            (dims([1, 3, 5], [1, 3], [1, 5]), "a state that is not padded"),
+            (dims([1, 4, 5], [1, 2], [1, 5]), "another dimension"),
+            (dims([1, 3, 5], [1, 2], [1, 6]), "the padded states of a row"),
+            (Vec::new(), "states that are not known"),
+        ] {
+            assert!(!padding.is_for(&row, &other) && !padding.is_for(&other, &row), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_length_and_the_bytes_of_its_padded_states() {
+        let row = dims([1, 3, 7], [1, 100], [1, 7]);
+        assert_eq!((padding().length(&row), padding().bytes(&row)), (Some(7), 3 * 7 * 4 + 7 * 8));
+        assert_eq!(padding().length(&dims([1, 3, 7], [1, 7], [1, 8])), None);
+    }
+}

@@ -1,0 +1,308 @@
+//! Which dimension of each tensor is the batch, by the names and positions of open dimensions, and warnings where neither
+//! says it clearly.
+
+use stateful_convert::is_batch_name;
+
+use crate::config::{PartialConfig, StateDims, StatePair, States, TensorConfig, state_dims_line};
+use crate::onnx::{Signature, TensorInfo};
+
+/// Rows of a batch, where nothing says how many.
+const MAX_BATCH_SIZE: usize = 64;
+
+/// What is known of a model besides its signature.
+pub struct Known<'a> {
+    /// Its states.
+    pub pairs: &'a [StatePair],
+    /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
+    pub taken: &'a [&'a str],
+    /// Outputs that are the same in every run.
+    pub constant_outputs: &'a [String],
+    /// Outputs that are scalars.
+    pub scalar_outputs: &'a [String],
+    /// `--backend-config=default-max-batch-size`.
+    pub default_max_batch_size: usize,
+    /// Whether a row's result depends on the other rows of its batch.
+    pub mixes_rows: bool,
+}
+
+impl Known<'_> {
+    pub fn usual_batch(&self) -> usize {
+        self.default_max_batch_size.max(MAX_BATCH_SIZE)
+    }
+
+    fn is_state(&self, info: &TensorInfo) -> bool {
+        self.pairs.iter().any(|pair| pair.input == info.name)
+    }
+
+    /// Whether responses carry an output: all but the states, or those if there is no other.
+    pub fn is_of_responses(&self, info: &TensorInfo, signature: &Signature) -> bool {
+        let is_state = |info: &TensorInfo| self.pairs.iter().any(|pair| pair.output == info.name);
+        !is_state(info) || signature.outputs.iter().all(is_state)
+    }
+
+    pub fn is_of_requests(&self, info: &TensorInfo) -> bool {
+        !self.is_state(info) && !self.taken.contains(&info.name.as_str())
+    }
+
+    pub fn is_constant(&self, output: &TensorInfo) -> bool {
+        self.constant_outputs.contains(&output.name)
+    }
+}
+
+/// Warns that the batch was not found by a usual name: of each request's own run, or of the position where the batch was
+/// found. Writing `max_batch_size`, or where the batch of states is, confirms it. `filled` is the `max_batch_size` that
+/// was filled in.
+pub fn batch_warning(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    filled: Option<usize>,
+) -> Option<String> {
+    if config.max_batch_size > 0 {
+        return None;
+    }
+    match filled {
+        Some(size) => position_warning(config, signature, known, size),
+        // `state_dims` has said that a state has no batch.
+        None if config.states.without_batch().is_some() => None,
+        None => {
+            let axes = BatchAxes::find(&config.states, signature, known)?;
+            let is_unclear = axes.fit_listed(config, signature) && is_unclear_batch(config, signature, known);
+            is_unclear.then(|| unclear_warning(config, signature, known, &axes))
+        }
+    }
+}
+
+fn position_warning(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    max_batch_size: usize,
+) -> Option<String> {
+    let symbol = batch_symbol(&config.states, signature, known);
+    let is_confirmed = config.states.dims.iter().any(|state| state.batch_axis.is_some()) || lists_tensors(config);
+    if is_confirmed || symbol.is_some_and(is_batch_name) {
+        return None;
+    }
+    // Requests with a second open dimension have a length there, so that of a state is rather the batch.
+    let have_lengths = signature.inputs.iter().any(|info| known.is_of_requests(info) && open_axes(info).len() > 1);
+    let doubtful = |info: &TensorInfo| {
+        let axis = batch_axis(info, symbol, true)?;
+        let has_one = info.dims.contains(&1);
+        let is_doubtful = !info.symbols[axis].is_empty() || has_one || !have_lengths;
+        is_doubtful.then(|| (info.name.clone(), axis, info.dims.clone()))
+    };
+    let mut undecided = signature.inputs.iter().filter(|info| is_undecided(&config.states, known, info));
+    let (name, axis, dims) = undecided.find_map(doubtful)?;
+    let varies = state_dims_line([StateDims { name: name.clone(), dims, batch_axis: None }]);
+    let place = match symbol {
+        Some(symbol) => format!("the one named '{symbol}', which requests and states share"),
+        None => "the first dimension of what requests carry, and the only open one of each state".to_owned(),
+    };
+    Some(format!(
+        "the names of the model's dimensions do not say which is the batch, so it is taken to be {place}, such as \
+         dimension {axis} of '{name}': if that is right, write max_batch_size: {max_batch_size}; if a state varies along \
+         that dimension instead, write {varies}"
+    ))
+}
+
+fn unclear_warning(config: &PartialConfig, signature: &Signature, known: &Known, axes: &BatchAxes) -> String {
+    let with_batch = |(info, &batch_axis): (&TensorInfo, &Option<usize>)| {
+        let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis };
+        (is_undecided(&config.states, known, info) && batch_axis.is_some()).then_some(dims)
+    };
+    let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| {
+        axis.filter(|_| known.is_of_requests(info)).map(|axis| format!("dimension {axis} of '{}'", info.name))
+    };
+    let of_inputs = || signature.inputs.iter().zip(&axes.inputs);
+    let place = of_inputs().find_map(of_requests).unwrap_or_default();
+    let states: Vec<_> = of_inputs().filter_map(with_batch).collect();
+    let size = known.usual_batch();
+    let lines = if states.is_empty() {
+        format!("max_batch_size: {size}")
+    } else {
+        format!(
+            "max_batch_size: {size} and {}, with -1 in the place of each dimension that varies",
+            state_dims_line(states)
+        )
+    };
+    let name = batch_symbol(&config.states, signature, known).unwrap_or_default();
+    format!(
+        "max_batch_size is 0, so each request has a run of its own: {place}, '{name}', may be the batch, but it has no \
+         usual name of a batch, and may be a length; if it is the batch, write {lines}"
+    )
+}
+
+/// Whether a configuration that says nothing of the batch leaves open whether there is one, as its name is no usual one.
+/// A name is believed if it is the only one that requests and states share, and stands behind an open dimension with
+/// another name in requests, as in `[time, batch, features]`.
+pub fn is_unclear_batch(config: &PartialConfig, signature: &Signature, known: &Known) -> bool {
+    if lists_tensors(config) {
+        return false;
+    }
+    let Some(symbol) = batch_symbol(&config.states, signature, known) else { return false };
+    let says_so = |state: &StateDims| {
+        let info = signature.inputs.iter().find(|info| info.name == state.name);
+        info.zip(state.batch_axis).is_some_and(|(info, axis)| info.symbols.get(axis).is_some_and(|name| name == symbol))
+    };
+    if is_batch_name(symbol) || config.states.dims.iter().any(says_so) {
+        return false;
+    }
+    let is_behind = |info: &TensorInfo| {
+        info.symbols.iter().position(|name| name == symbol) == Some(1) && !info.symbol(0).is_empty()
+    };
+    let is_in_front = |info: &TensorInfo| info.symbols.iter().take(2).any(|name| name == symbol);
+    let agrees = |info: &TensorInfo| {
+        if known.is_state(info) {
+            is_in_front(info)
+        } else {
+            !known.is_of_requests(info) || is_fixed(info) || is_behind(info)
+        }
+    };
+    shared_symbols(&config.states, signature, known) != [symbol] || !signature.inputs.iter().all(agrees)
+}
+
+/// Which dimension of each tensor is the batch, in the model's order; `None` for a tensor without one.
+pub struct BatchAxes {
+    pub inputs: Vec<Option<usize>>,
+    pub outputs: Vec<Option<usize>>,
+}
+
+impl BatchAxes {
+    /// `None` if the model has no batch dimension.
+    pub fn find<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<Self> {
+        let symbol = batch_symbol(states, signature, known);
+        let of_state = |info: &TensorInfo| match states.written_dims(&info.name) {
+            Some(written) => Some(written.batch_axis),
+            // The model is not bound without an answer to which it is.
+            None if is_unclear(info) && !states.is_declared(&info.name) => Some(None),
+            None => batch_axis(info, symbol, true).map(Some),
+        };
+        let of_input = |info: &TensorInfo| {
+            // Requests that share a run share what has no open dimension.
+            if known.taken.contains(&info.name.as_str()) || (is_fixed(info) && known.is_of_requests(info)) {
+                Some(None)
+            } else if known.is_state(info) {
+                of_state(info)
+            } else {
+                batch_axis(info, symbol, false).map(Some)
+            }
+        };
+        let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
+        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
+        let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
+        // Of the requests' other dimensions, such as the steps.
+        let others = |(info, &batch): (&'a TensorInfo, &Option<usize>)| {
+            let axes =
+                open_axes(info).into_iter().filter(move |&axis| known.is_of_requests(info) && Some(axis) != batch);
+            axes.map(|axis| info.symbol(axis)).filter(|symbol| !symbol.is_empty())
+        };
+        let other_symbols: Vec<&str> = signature.inputs.iter().zip(&inputs).flat_map(others).collect();
+        let of_output = |info: &TensorInfo| {
+            // Every row has the same value.
+            if is_fixed(info) && known.is_constant(info) {
+                return Some(None);
+            }
+            if info.dims.is_empty() {
+                // Of an output of unknown rank, the batch is the first dimension.
+                return (!known.scalar_outputs.contains(&info.name)).then_some(Some(0));
+            }
+            // The output of a state has its batch where the input has it, whatever the model says.
+            let pair = known.pairs.iter().find(|pair| pair.output == info.name);
+            let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
+            match state {
+                Some(state) => of_state(state),
+                None => {
+                    named_axis(info, symbol).or_else(|| unnamed_axis(info, &request_axes, &other_symbols)).map(Some)
+                }
+            }
+        };
+        let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
+        (!request_axes.is_empty()).then_some(Self { inputs, outputs })
+    }
+
+    /// Whether the dims in the configuration leave the batch out.
+    pub fn fit_listed(&self, config: &PartialConfig, signature: &Signature) -> bool {
+        let leaves_out = |listed: &[TensorConfig], infos: &[TensorInfo], axes: &[Option<usize>]| {
+            listed.iter().all(|tensor| {
+                let index = infos.iter().position(|info| info.name == tensor.name);
+                index
+                    .filter(|&index| axes[index] == Some(0))
+                    .is_none_or(|index| tensor.dims.len() < infos[index].dims.len() || infos[index].dims.is_empty())
+            })
+        };
+        leaves_out(&config.inputs, &signature.inputs, &self.inputs)
+            && leaves_out(&config.outputs, &signature.outputs, &self.outputs)
+    }
+}
+
+/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
+/// input of requests.
+pub fn batch_symbol<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<&'a str> {
+    let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
+    let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
+    match shared_symbols(states, signature, known).first() {
+        Some(symbol) => Some(symbol),
+        None => first.find_map(|info| Some(info.symbol(0)).filter(|symbol| !symbol.is_empty())),
+    }
+}
+
+pub fn shared_symbols<'a>(states: &States, signature: &'a Signature, known: &Known) -> Vec<&'a str> {
+    signature.batch_symbols(|info| known.is_state(info).then(|| states.batch_axes(&info.name, info.symbols.len())))
+}
+
+/// The batch axis of an input; `None` if it has none that can be told.
+pub fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option<usize> {
+    let is_named = |axis: usize| info.dims[axis] < 0 && symbol == Some(info.symbol(axis));
+    if (0..info.dims.len()).any(is_named) {
+        return named_axis(info, symbol);
+    }
+    match *open_axes(info).as_slice() {
+        // A state may have its batch anywhere, but not in a dimension with another name, unless both are usual ones.
+        [axis] if is_state && (symbol.is_none() || info.symbol(axis).is_empty()) => Some(axis),
+        [axis] if is_state && symbol.is_some_and(is_batch_name) && is_batch_name(info.symbol(axis)) => Some(axis),
+        [0, ..] if !is_state && info.symbol(0).is_empty() => Some(0),
+        _ => None,
+    }
+}
+
+/// Whether several dimensions of a state can be the batch, and nothing says which.
+fn is_unclear(info: &TensorInfo) -> bool {
+    let open = open_axes(info);
+    open.len() > 1 && open.iter().all(|&axis| info.symbol(axis).is_empty())
+}
+
+/// The only open dimension with the name of the batch.
+fn named_axis(info: &TensorInfo, symbol: Option<&str>) -> Option<usize> {
+    let mut named = open_axes(info).into_iter().filter(|&axis| symbol == Some(info.symbol(axis)));
+    named.next().filter(|_| named.next().is_none())
+}
+
+pub fn open_axes(info: &TensorInfo) -> Vec<usize> {
+    (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect()
+}
+
+/// The batch axis of an output whose dims don't have the batch's name: its only open dimension, or the first one if the
+/// batch is first in all inputs of requests. A dimension with the name of another one of requests is no batch.
+fn unnamed_axis(info: &TensorInfo, request_axes: &[usize], other_symbols: &[&str]) -> Option<usize> {
+    let axis = match *open_axes(info).as_slice() {
+        [axis] => axis,
+        [0, ..] if request_axes.iter().all(|&axis| axis == 0) => 0,
+        _ => return None,
+    };
+    Some(axis).filter(|&axis| !other_symbols.contains(&info.symbol(axis)))
+}
+
+/// Whether dims of the configuration say where requests or responses have the batch.
+fn lists_tensors(config: &PartialConfig) -> bool {
+    !config.inputs.is_empty() || !config.outputs.is_empty()
+}
+
+/// Whether an input is a state's, and the configuration does not give the dims of that state.
+pub fn is_undecided(states: &States, known: &Known, info: &TensorInfo) -> bool {
+    known.is_state(info) && states.written_dims(&info.name).is_none() && !states.is_declared(&info.name)
+}
+
+fn is_fixed(info: &TensorInfo) -> bool {
+    info.dims.iter().all(|&dim| dim >= 0)
+}

@@ -1,0 +1,132 @@
+//! Why a configuration cannot be completed, with what to write instead.
+
+use super::names::{Taken, by_shape, described, state_pairs_line};
+use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
+use crate::onnx::{Recurrence, Signature};
+
+/// Why a configuration cannot be completed.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
+pub enum CompletionError {
+    #[error(
+        "the names of the model's inputs and outputs can be paired in more than one way: {}; write those that are \
+         states in parameter 'state_pairs'",
+        readings.join(", ")
+    )]
+    Ambiguous { readings: Vec<String> },
+    /// `proposed` are pairs by their types and dims, where exactly one assignment fits. `recurrence` is the first
+    /// node that goes over a sequence within one run.
+    #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
+    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<Box<Recurrence>> },
+    #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
+    Shapes { why: String },
+    #[error(
+        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model are named so (inputs \
+         {}; outputs {})",
+        inputs.join(", "),
+        outputs.join(", ")
+    )]
+    Pattern { pattern: String, inputs: Vec<String>, outputs: Vec<String> },
+    #[error(
+        "by their names all inputs of the model would be states ({}), and nothing would be left for requests; write \
+         those that are states in parameter 'state_pairs'",
+        pairs.join(", ")
+    )]
+    NothingLeft { pairs: Vec<String> },
+    /// The names say only which tensor is an input and which an output. `line` is the line of config.pbtxt that makes
+    /// these pairs states, with the other ones.
+    #[error(
+        "{} may be states, or what requests carry and responses give: their names do not say, and little else is left \
+         for those; write those that are states, as in {line}, or list what requests carry under 'input'",
+        pairs.join(", ")
+    )]
+    Unsure { pairs: Vec<String>, line: String },
+    /// The context may be kept along several axes, or along none.
+    #[error("parameter 'input_context' has '{context}', but {why}")]
+    ContextAxis { context: String, why: String },
+    #[error(
+        "max_batch_size is {max_batch_size}, but the model has no batch dimension that can be told: its output \
+         '{output}' is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
+    )]
+    NoBatch { max_batch_size: usize, output: String, described: String },
+    /// `names` are those that the batch dimension may have. `line` is the line of config.pbtxt that says which it is.
+    #[error(
+        "max_batch_size is {max_batch_size}, but the names of the model's dimensions do not say which is the batch: \
+         requests and states share {}; write each dimension of the states as 'batch', as -1 if it varies, or as its \
+         length: {line}",
+        names.join(", ")
+    )]
+    UnclearBatch { max_batch_size: usize, names: Vec<String>, line: String },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl CompletionError {
+    /// The error with the node that may need states.
+    pub(super) fn with_recurrence(mut self, node: Option<Recurrence>) -> Self {
+        if let Self::NoPairs { recurrence, .. } = &mut self {
+            *recurrence = node.map(Box::new);
+        }
+        self
+    }
+
+    pub(super) fn no_pairs(signature: &Signature, taken: Taken) -> Self {
+        Self::NoPairs {
+            inputs: described(&signature.inputs),
+            outputs: described(&signature.outputs),
+            proposed: by_shape(signature, taken).unwrap_or_default(),
+            recurrence: None,
+        }
+    }
+}
+
+/// Says which pairs to write for layers whose states are inputs and outputs of the model; empty if there are none.
+pub(super) fn ends_of_layers(ends: &[(String, String)]) -> String {
+    if ends.is_empty() {
+        return String::new();
+    }
+    let pair = |(input, output): &(String, String)| StatePair { input: input.clone(), output: output.clone() };
+    let line = state_pairs_line(&ends.iter().map(pair).collect::<Vec<_>>());
+    let listed: Vec<String> = ends.iter().map(|(input, output)| format!("from '{input}' to '{output}'")).collect();
+    format!("its layers carry states {}: if clients don't send those, write {line}", listed.join(", "))
+}
+
+/// Says what to write for a model whose names tell no state.
+fn no_pairs_text(
+    inputs: &[String],
+    outputs: &[String],
+    proposed: &[StatePair],
+    recurrence: Option<&Recurrence>,
+) -> String {
+    let mut text = format!(
+        "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); ",
+        inputs.join(", "),
+        outputs.join(", ")
+    );
+    let of_layers = recurrence.map(|of| ends_of_layers(&of.ends)).unwrap_or_default();
+    if !of_layers.is_empty() {
+        text += &format!("{of_layers}; else ");
+    } else if !proposed.is_empty() {
+        let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
+        text += &format!(
+            "by their types and dims, {} may be states: if they are, write {}; else ",
+            listed.join(" "),
+            parameter_line("state_pairs", BY_SHAPE)
+        );
+    }
+    if let Some(Recurrence { node, .. }) = recurrence.filter(|_| of_layers.is_empty()) {
+        // With states that were not found, it may go on from them.
+        let begins =
+            if proposed.is_empty() { format!("{node} begins anew in each run: if it") } else { format!("if {node}") };
+        text += &format!(
+            "{begins} has to go on where the last run ended, write {}, or give the model states with stateful-convert; else ",
+            parameter_line("low_latency_transformation", "true")
+        );
+    }
+    text + &format!(
+        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if it has no states, serve it with \
+         Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
+         oldest {{ max_candidate_sequences: 1024 }} }}'",
+        parameter_line("state_pairs", "<<<input, output>>>")
+    )
+}

@@ -1,0 +1,221 @@
+//! The states of a model and what its configuration lacks, found together.
+
+use super::batch::{Known, batch_warning};
+use super::error::{CompletionError, ends_of_layers};
+use super::known_models::Advice;
+use super::names::Taken;
+use super::pairing::{confirmed, state_pairs};
+use super::{doubts, fill};
+use crate::config::{
+    Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
+    parameter_line,
+};
+use crate::onnx::{BatchScale, ModelSource, Nodes, Recurrence, Signature};
+
+/// What a configuration lacks, and the states of its model.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The states.
+    pub pairs: Vec<StatePair>,
+    /// What the configuration lacks; empty if nothing may be completed.
+    pub additions: Additions,
+    /// Where the parts of the configuration come from, for the tables that explain it.
+    pub origins: Origins,
+    /// For the operator.
+    pub warnings: Vec<String>,
+    /// Parameters that would help clients.
+    pub notes: Vec<String>,
+    /// What is known of the rows of a run, if there may be several.
+    pub rows: Option<String>,
+    /// The nodes of the model that quantize with one scale for the whole batch.
+    pub batch_scale: Option<BatchScale>,
+    /// Outputs of the model that are the same in every run.
+    pub constant_outputs: Vec<String>,
+    /// A node that must not run over no steps.
+    pub needs_steps: Option<String>,
+    /// Whether a node has a recurrence inside.
+    pub has_recurrence: bool,
+}
+
+/// Where the parts of a configuration come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origins {
+    /// The states that are not declared in `sequence_batching.state`.
+    pub pairs: PairsFrom,
+    /// `input` was completed.
+    pub inputs_completed: bool,
+    /// `output` was completed.
+    pub outputs_completed: bool,
+}
+
+/// What the server allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whether missing fields are filled in. With `state_pairs: auto` the states are found even if this is false.
+    pub completes: bool,
+    /// `--backend-config=default-max-batch-size`.
+    pub default_max_batch_size: usize,
+    /// Whether the rows of a run were seen to change each other's results.
+    pub rows_mix: bool,
+}
+
+impl Plan {
+    /// Finds the states of the model, and what the configuration lacks.
+    pub fn new(
+        config: &PartialConfig,
+        model: &ModelSource,
+        signature: &Signature,
+        graph_description: Option<&str>,
+        settings: Settings,
+    ) -> Result<Self, CompletionError> {
+        let mut warnings = Vec::new();
+        // A model is served even if ONNX Runtime alone can read its file.
+        let nodes = Nodes::of(model).unwrap_or_else(|error| {
+            warnings.push(format!(
+                "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
+                 its sequences change each other's answers unless max_batch_size is 1",
+                model.file().display()
+            ));
+            Nodes::default()
+        });
+        let Nodes { batch_scale, constant_outputs, scalar_outputs, recurrence, needs_steps } = nodes;
+        let find =
+            || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.clone()));
+        let (pairs, from) = config.states.all_pairs(graph_description, find)?;
+        let has_recurrence = recurrence.is_some();
+        let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
+        let origins = Origins { pairs: from, inputs_completed, outputs_completed };
+        let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
+        warnings.extend(of_known);
+        match from {
+            PairsFrom::Parameter | PairsFrom::Description => warnings.extend(doubts::crossed(signature, &pairs)),
+            PairsFrom::Names => notes.extend(doubts::other_values(signature, &pairs)),
+            PairsFrom::Shapes | PairsFrom::Conversion => {}
+        }
+        warnings.extend(doubts::mistakes(config, signature, &pairs));
+        match recurrence {
+            Some(of) if pairs.is_empty() && !of.ends.is_empty() => {
+                warnings.push(format!("no states are kept; {}", ends_of_layers(&of.ends)));
+            }
+            Some(Recurrence { node, .. }) if pairs.is_empty() => warnings.push(format!(
+                "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \
+                 stateful-convert, which makes its state an input and an output",
+                parameter_line("low_latency_transformation", "true")
+            )),
+            None if pairs.is_empty() => notes.push(
+                "no states are kept: 'sequence_batching' is given, and no input and output of the model are known for the \
+                 two ends of a state. If there is one, write it in parameter 'state_pairs'"
+                    .to_owned(),
+            ),
+            _ => {}
+        }
+        let mut plan = Self {
+            pairs,
+            additions: Additions::default(),
+            origins,
+            warnings,
+            notes,
+            rows: None,
+            batch_scale,
+            constant_outputs,
+            needs_steps,
+            has_recurrence,
+        };
+        if settings.completes {
+            plan.complete(config, signature, &scalar_outputs, settings)?;
+        }
+        plan.notes.extend(padding_note(config));
+        let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
+        if config.generated.is_empty() {
+            plan.notes.extend(doubts::could_be_generated(signature, requests, &plan.pairs));
+        }
+        Ok(plan)
+    }
+
+    fn complete(
+        &mut self,
+        config: &PartialConfig,
+        signature: &Signature,
+        scalar_outputs: &[String],
+        settings: Settings,
+    ) -> Result<(), CompletionError> {
+        let taken = config.taken();
+        let known = Known {
+            pairs: &self.pairs,
+            taken: &taken,
+            constant_outputs: &self.constant_outputs,
+            scalar_outputs,
+            default_max_batch_size: settings.default_max_batch_size,
+            mixes_rows: self.batch_scale.is_some() || settings.rows_mix,
+        };
+        self.additions = fill::additions(config, signature, &known)?;
+        self.warnings.extend(batch_warning(config, signature, &known, self.additions.max_batch_size));
+        // An input that is listed is one that requests are to carry.
+        if self.origins.inputs_completed {
+            let held = config.held_inputs.iter().map(String::as_str);
+            let taken: Vec<&str> = taken.iter().copied().chain(held).collect();
+            let taken = Taken { otherwise: &taken, ..Taken::default() };
+            self.warnings.extend(doubts::may_be_state(signature, &self.pairs, taken));
+        }
+        Ok(())
+    }
+}
+
+/// Says that sequences can share runs, if there is a mask that tells padding from the elements of growing states.
+fn padding_note(config: &PartialConfig) -> Option<String> {
+    let has_mask = config.generated.iter().any(|generated| matches!(generated.kind, GeneratedKind::Mask { .. }));
+    (has_mask && config.states.growing_padding.is_none()).then(|| {
+        format!(
+            "sequences whose growing states have different lengths run one by one: to let them share runs, write {}; the \
+             backend checks at load that answers stay the same",
+            parameter_line(GROWING_PADDING, "left")
+        )
+    })
+}
+
+/// The states that a model has before it is converted.
+pub fn own_pairs(
+    config: &PartialConfig,
+    model: &ModelSource,
+    signature: &Signature,
+    graph_description: Option<&str>,
+    settings: Settings,
+) -> Result<Vec<StatePair>, CompletionError> {
+    let recurrence = || Nodes::of(model).ok().and_then(|nodes| nodes.recurrence);
+    let find = || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence()));
+    config.states.all_pairs(graph_description, find).map(|(pairs, _)| pairs)
+}
+
+fn found_pairs(
+    config: &PartialConfig,
+    signature: &Signature,
+    settings: Settings,
+) -> Result<Vec<StatePair>, CompletionError> {
+    let declared = config.states.declared.iter().map(|state| state.pair.input.as_str());
+    let otherwise: Vec<&str> = config.taken().into_iter().chain(declared).collect();
+    let by_requests: Vec<&str> = config.inputs.iter().map(|input| input.name.as_str()).collect();
+    let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
+    let found = state_pairs(signature, &config.states.patterns, taken);
+    if config.states.pairs == StatePairs::AutoByShape {
+        return confirmed(signature, found, taken);
+    }
+    let found = match found {
+        // A conversion at load gives states to a model that has none.
+        Err(CompletionError::NoPairs { .. })
+            if config.allows_no_states() || config.conversion.recurrences.is_some() =>
+        {
+            return Ok(Vec::new());
+        }
+        found => found,
+    };
+    if !settings.completes && !config.wants_found_pairs() {
+        return Err(ConfigError::MissingParameter {
+            name: "state_pairs",
+            why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
+                  them by their names; the model's graph description names none"
+                .to_owned(),
+        }
+        .into());
+    }
+    found
+}

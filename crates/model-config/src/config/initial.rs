@@ -1,0 +1,210 @@
+//! Where states start: the values that the configuration gives, and the files and the metadata that they are read from.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path};
+
+use rows::reserve;
+use rows::tensor::{DataType, Dims, element_count};
+
+use super::error::{ConfigError, bad, field};
+use super::parameters::{self, Assigned};
+use super::raw::{self, data_type, dims};
+
+/// Triton's name for the folder beside a model's versions that holds initial states.
+const FOLDER: &str = "initial_state";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredInitial {
+    /// As the state's, with no open dimension.
+    pub dims: Vec<i64>,
+    /// `data_file`; `None` for zeros.
+    pub file: Option<String>,
+}
+
+/// A value of `initial_states`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the sentences say what the fields are")]
+pub enum InitialValue {
+    /// The value of every element.
+    Fill(String),
+    /// The elements of a row.
+    List(Vec<String>),
+    /// The elements of a row as raw bytes, in this file.
+    File(String),
+    /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
+    Array { file: String, name: Option<String> },
+    /// Numbers in the model's metadata, under these keys one behind the other.
+    Metadata { keys: Vec<String>, then_zeros: bool },
+}
+
+/// What initial states are read from.
+#[derive(Clone, Debug, Default)]
+pub struct InitialSources {
+    /// Contents of files, by the name that the configuration gives them.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// The model's metadata, as far as it is text.
+    pub metadata: BTreeMap<String, String>,
+    /// The values that the model itself has for inputs which are states, by input.
+    pub defaults: BTreeMap<String, Vec<f64>>,
+}
+
+impl InitialSources {
+    /// Reads files in a model's folder `initial_state`, and takes the model's metadata. `files`: pairs of a state's name,
+    /// for errors, and the name of its file.
+    pub fn read<'a>(
+        repository: &Path,
+        files: impl Iterator<Item = (&'a str, &'a str)>,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self { files: read(repository, files)?, metadata: metadata.clone(), defaults: BTreeMap::new() })
+    }
+}
+
+impl DeclaredInitial {
+    pub(super) fn new(
+        path: &str,
+        raw: &raw::InitialState,
+        of: DataType,
+        state_dims: &[i64],
+    ) -> Result<Self, ConfigError> {
+        if data_type(&format!("{path}.data_type"), &raw.data_type)? != of {
+            return Err(field(format!("{path}.data_type"), &raw.data_type, format!("the state has {of}")));
+        }
+        let dims = dims(&raw.dims);
+        let fits = dims.len() == state_dims.len()
+            && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
+        let rule = if !fits {
+            Some(format!("it must agree with the state's dims, {}", Dims(state_dims)))
+        } else if dims.iter().any(|&dim| dim < 0) {
+            let closed: Vec<i64> = dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
+            Some(format!("at START no dimension is open: write each one's length, such as dims: {}", Dims(&closed)))
+        } else if element_count(&dims).is_none() {
+            Some("it has more elements than an address can count".to_owned())
+        } else {
+            None
+        };
+        if let Some(rule) = rule {
+            return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+        }
+        let file = raw.data_file.clone().filter(|file| !file.is_empty());
+        if file.is_none() && raw.zero_data.is_none() {
+            return Err(field(path, "without data", "'zero_data: true' or a 'data_file' is expected"));
+        }
+        Ok(Self { dims, file })
+    }
+}
+
+/// Reads `name=value`, `name=[value, value]`, `name=file:FILE`, `name=npz:FILE:ARRAY` and `name=metadata:KEY+KEY`.
+pub(super) fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
+    let form = "'name=value', 'name=[value, value]', 'name=file:FILE', 'name=npz:FILE:ARRAY' or 'name=metadata:KEY', \
+                separated by spaces or commas, is expected";
+    let written = parameters::assignments("initial_states", text, form)?;
+    if written.iter().any(|(_, value)| *value == Assigned::List(Vec::new())) {
+        return Err(bad("initial_states", text, form));
+    }
+    let value = |written| match written {
+        Assigned::List(values) => InitialValue::List(values),
+        Assigned::One(value) => match value.split_once(':') {
+            Some(("file", file)) => InitialValue::File(file.to_owned()),
+            Some(("npz", rest)) => array(rest),
+            Some(("metadata", keys)) => metadata(keys),
+            _ => InitialValue::Fill(value),
+        },
+    };
+    Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
+}
+
+/// Reads `FILE:ARRAY` or `FILE`.
+fn array(text: &str) -> InitialValue {
+    let (file, name) = text.split_once(':').map_or((text, None), |(file, name)| (file, Some(name.to_owned())));
+    InitialValue::Array { file: file.to_owned(), name }
+}
+
+/// Reads `KEY`, `KEY+KEY` or `KEY+zeros`: with that, zeros fill the rest of the row.
+fn metadata(text: &str) -> InitialValue {
+    let mut keys: Vec<String> = text.split('+').map(str::to_owned).collect();
+    let then_zeros = keys.len() > 1 && keys.last().is_some_and(|last| last == ZEROS);
+    if then_zeros {
+        keys.pop();
+    }
+    InitialValue::Metadata { keys, then_zeros }
+}
+
+const ZEROS: &str = "zeros";
+
+/// Reads files: pairs of a state's name, for errors, and the name of its file.
+fn read<'a>(
+    repository: &Path,
+    files: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<BTreeMap<String, Vec<u8>>, ConfigError> {
+    let folder = repository.join(FOLDER);
+    let read = |(state, name): (&str, &str)| {
+        let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
+            state: state.to_owned(),
+            file: name.to_owned(),
+            dir: folder.clone(),
+            why,
+        });
+        Ok((name.to_owned(), content?))
+    };
+    files.map(read).collect()
+}
+
+fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !inside {
+        return Err("it must lie in that folder".to_owned());
+    }
+    let text = |error: io::Error| error.to_string();
+    // Without O_NONBLOCK, opening a pipe waits until something writes to it.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(folder.join(name)).map_err(text)?;
+    let metadata = file.metadata().map_err(text)?;
+    // A pipe or a device may never end.
+    if !metadata.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let bytes = metadata.len();
+    if bytes > machine_memory() as u64 / 2 {
+        return Err(format!("it has {bytes} bytes, more than half of the machine's memory"));
+    }
+    let mut content = reserve(bytes as usize).map_err(|error| error.to_string())?;
+    // A file may grow while it is read. What was there at first is read.
+    file.take(bytes).read_to_end(&mut content).map_err(text)?;
+    Ok(content)
+}
+
+/// Bytes of memory that this process may use: the machine's, or what its control group allows.
+pub(super) fn machine_memory() -> usize {
+    let system = sysinfo::System::new_with_specifics(
+        sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
+    );
+    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+    usize::try_from(system.total_memory().min(group)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_come_from_the_models_folder_of_initial_states_and_nowhere_else() {
+        let repository = std::env::temp_dir().join(format!("triton-stateful-initial-files-{}", std::process::id()));
+        std::fs::create_dir_all(repository.join(FOLDER)).unwrap();
+        std::fs::write(repository.join(FOLDER).join("a"), "abc").unwrap();
+        std::fs::write(repository.join("secret"), "abc").unwrap();
+        let read = |name: &str| read(&repository, std::iter::once(("state", name)));
+        assert_eq!(read("a").unwrap()["a"], b"abc");
+        std::fs::File::create(repository.join(FOLDER).join("huge")).unwrap().set_len(1 << 42).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", repository.join(FOLDER).join("endless")).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(repository.join(FOLDER).join("pipe")).status().unwrap();
+        assert!(pipe.success());
+        for name in ["b", "../secret", "/etc/passwd", "", ".", "huge", "endless", "pipe"] {
+            let error = read(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{name}' of state 'state'")) && error.contains(FOLDER), "{error}");
+        }
+        std::fs::remove_dir_all(repository).unwrap();
+    }
+}

@@ -1,0 +1,359 @@
+//! The model's file in a version directory, how it is to be converted at load, and how ONNX Runtime runs it. The parameters
+//! of [`SessionOptions`] have the names that Triton's onnxruntime backend gives them, so that a configuration works with
+//! both.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+
+use super::error::{ConfigError, bad, field};
+use super::parameters::{Parameters, SESSION_PREFIX, with_axis};
+use super::raw::Optimization;
+
+/// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no
+/// backend.
+const TRITONS_NAME: &str = "model.stateful";
+
+/// The file that the configuration names, with the field that names it.
+pub(super) fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {
+    let named = parameters.text("onnx_file_name").map(|name| ("parameter 'onnx_file_name'", name.to_owned()));
+    let default = Some(("default_model_filename", default_model_filename)).filter(|(_, name)| !name.is_empty());
+    named.or(default)
+}
+
+/// The file named by `onnx_file_name`, else by `default_model_filename`, else `model.onnx`, else the only `.onnx`.
+///
+/// `other` is a file that is not this model: the model for initial states.
+pub fn find_model_file(
+    named: Option<&(&'static str, String)>,
+    other: Option<&str>,
+    version_dir: &Path,
+) -> Result<PathBuf, ConfigError> {
+    let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
+    // Triton may have filled that name in.
+    let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
+    if let Some((source, name)) = named {
+        return find_named_file(version_dir, source, name);
+    }
+    let default = version_dir.join("model.onnx");
+    if default.is_file() {
+        return Ok(default);
+    }
+    let mut candidates = onnx_files(version_dir);
+    candidates.retain(|name| Some(name.as_str()) != other);
+    match candidates.as_slice() {
+        [only] => Ok(version_dir.join(only)),
+        [] => Err(missing("it has no .onnx file".to_owned())),
+        several => Err(missing(format!("it has {}; name one with parameter 'onnx_file_name'", several.join(", ")))),
+    }
+}
+
+/// The file that `source` names, which must lie in the version directory.
+pub fn find_named_file(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let path = version_dir.join(name);
+    if inside && path.is_file() {
+        return Ok(path);
+    }
+    Err(ConfigError::NoModelFile {
+        dir: version_dir.to_owned(),
+        why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
+    })
+}
+
+fn onnx_files(dir: &Path) -> Vec<String> {
+    file_names(dir).into_iter().filter(|name| name.ends_with(".onnx")).collect()
+}
+
+fn listing(dir: &Path) -> String {
+    match file_names(dir).as_slice() {
+        [] => "nothing".to_owned(),
+        names => names.join(", "),
+    }
+}
+
+fn file_names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+const LOW_LATENCY: &str = "low_latency_transformation";
+const OPEN_BATCH: &str = "open_batch";
+const CONST_INITIALIZER: &str = "use_const_initializer";
+
+/// What the configuration asks of the conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// `low_latency_transformation`: recurrences inside the model get states. The axes that have the steps, as far as
+    /// they are written.
+    pub recurrences: Option<Vec<(String, usize)>>,
+    /// `open_batch`: a batch of 1 is opened. The axes that are the batch, as far as they are written.
+    pub batch: Option<Vec<(String, usize)>>,
+    /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of convolutions
+    /// and pooling keeps its value.
+    pub zero_initial_states: bool,
+}
+
+impl Conversion {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        let recurrences = axes(LOW_LATENCY, parameters)?;
+        let zero_initial_states = parameters.flag(CONST_INITIALIZER, false)?;
+        if zero_initial_states && recurrences.is_none() {
+            let rule = format!("it has an effect only with '{LOW_LATENCY}'");
+            return Err(bad(CONST_INITIALIZER, "true", rule));
+        }
+        Ok(Self { recurrences, batch: axes(OPEN_BATCH, parameters)?, zero_initial_states })
+    }
+}
+
+/// Reads a switch that may have axes in place of `true`: `INPUT@AXIS`, separated by spaces or commas.
+fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(String, usize)>>, ConfigError> {
+    let text = parameters.text(name).unwrap_or("false");
+    let refused = || bad(name, text, "'true', 'false', or axes as 'INPUT@AXIS' are expected");
+    match text {
+        "true" | "1" => return Ok(Some(Vec::new())),
+        "false" | "0" => return Ok(None),
+        _ => {}
+    }
+    let axis = |text: String| match with_axis(&text) {
+        Ok((input, Some(axis))) if !input.is_empty() => Ok((input.to_owned(), axis)),
+        _ => Err(refused()),
+    };
+    let axes = parameters.names(name).into_iter().map(axis).collect::<Result<Vec<_>, _>>()?;
+    if axes.is_empty() { Err(refused()) } else { Ok(Some(axes)) }
+}
+
+/// The parameter for arenas that shrink.
+pub(super) const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
+
+/// How ONNX Runtime runs the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0),
+    /// because small steps are fastest with one thread, and batches and instances run in parallel.
+    pub intra_op_threads: usize,
+    /// Threads that run operators side by side, with parallel execution; 0 for one per core.
+    pub inter_op_threads: usize,
+    /// Whether operators that do not depend on each other run side by side.
+    pub parallel_execution: bool,
+    /// How far ONNX Runtime may rewrite the model's graph.
+    pub graph_optimization: GraphOptimization,
+    /// Whether memory on the CPU comes from an arena.
+    pub mem_arena: bool,
+    /// Whether the configuration asks for an arena, or for one that shrinks.
+    pub mem_arena_is_written: bool,
+    /// Whether large tensors on the CPU have pages of their own and there is no arena. That depends on the model's
+    /// states, so it is set when the model is bound.
+    pub pages: bool,
+    /// Whether ONNX Runtime plans the memory of a run from the last one.
+    pub mem_pattern: bool,
+    /// Arenas that shrink after each run, such as `cpu:0`.
+    pub arena_shrinkage: Option<String>,
+    /// Further entries of the session's configuration, by ONNX Runtime's names.
+    pub entries: Vec<(String, String)>,
+}
+
+/// ONNX Runtime's graph optimisation levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphOptimization {
+    /// `level: 2`
+    None,
+    /// `level: -1`
+    Basic,
+    /// `level: 1`
+    Extended,
+    /// `level: 0`, the default.
+    All,
+}
+
+impl SessionOptions {
+    pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self, ConfigError> {
+        let threads = |name| parameters.number(name, 0usize..=1024, "a number of threads from 0 to 1024");
+        let level = optimization.graph.level.0;
+        let graph_optimization = match level {
+            0 => GraphOptimization::All,
+            -1 => GraphOptimization::Basic,
+            1 => GraphOptimization::Extended,
+            2 => GraphOptimization::None,
+            _ => {
+                let allowed = "0 (all), -1 (basic), 1 (extended) or 2 (none) is expected";
+                return Err(field("optimization.graph.level", level.to_string(), allowed));
+            }
+        };
+        check_accelerators(optimization)?;
+        let arena_shrinkage = parameters.text(ARENA_SHRINKAGE).map(str::to_owned);
+        if let Some(arenas) =
+            arena_shrinkage.as_deref().filter(|arenas| !arenas.split(';').all(|arena| arena.contains(':')))
+        {
+            return Err(bad(ARENA_SHRINKAGE, arenas, "arenas such as 'cpu:0', separated by ';', are expected"));
+        }
+        let entries = parameters.passed_on(SESSION_PREFIX);
+        let mem_arena = parameters.switch("enable_mem_arena", true)?;
+        Ok(Self {
+            intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
+            inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),
+            parallel_execution: parameters.switch("execution_mode", false)?,
+            graph_optimization,
+            mem_arena,
+            mem_arena_is_written: arena_shrinkage.is_some()
+                || (mem_arena && parameters.text("enable_mem_arena").is_some()),
+            pages: false,
+            mem_pattern: parameters.switch("enable_mem_pattern", true)?,
+            arena_shrinkage,
+            entries: entries.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        })
+    }
+}
+
+impl fmt::Display for SessionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "intra_op_thread_count {}, inter_op_thread_count {}, execution_mode {}, graph optimization {}, \
+             enable_mem_arena {}, enable_mem_pattern {}",
+            self.intra_op_threads,
+            self.inter_op_threads,
+            u8::from(self.parallel_execution),
+            self.graph_optimization,
+            u8::from(self.mem_arena && !self.pages),
+            u8::from(self.mem_pattern)
+        )?;
+        if let Some(arenas) = &self.arena_shrinkage {
+            write!(f, ", memory.enable_memory_arena_shrinkage {arenas}")?;
+        }
+        self.entries.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
+    }
+}
+
+impl fmt::Display for GraphOptimization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Basic => "basic",
+            Self::Extended => "extended",
+            Self::All => "all",
+        })
+    }
+}
+
+fn check_accelerators(optimization: &Optimization) -> Result<(), ConfigError> {
+    let accelerators = &optimization.execution_accelerators;
+    if let Some(accelerator) = accelerators.cpu_execution_accelerator.first() {
+        return Err(field(
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            format!("'{}'", accelerator.name),
+            "this backend has no accelerator for the CPU: remove it",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::PartialConfig;
+
+    /// An empty version directory with these files.
+    fn version_dir(test: &str, files: &[&str]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("triton-stateful-model-file-{}-{test}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in files {
+            let path = dir.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        dir
+    }
+
+    fn named(source: &'static str, name: &str) -> Option<(&'static str, String)> {
+        Some((source, name.to_owned()))
+    }
+
+    #[test]
+    fn a_named_file_comes_before_model_onnx_before_the_only_file() {
+        let dir = version_dir("order", &["a.onnx", "b.onnx", "model.onnx", "deep/c.onnx"]);
+        for (named, expected) in [
+            (named("parameter", "a.onnx"), "a.onnx"),
+            (named("parameter", "deep/c.onnx"), "deep/c.onnx"),
+            (named("field", "model.stateful"), "model.onnx"),
+            (None, "model.onnx"),
+        ] {
+            assert_eq!(find_model_file(named.as_ref(), None, &dir).unwrap(), dir.join(expected));
+        }
+        let dir = version_dir("only", &["only.onnx", "notes.txt"]);
+        assert_eq!(find_model_file(None, None, &dir).unwrap(), dir.join("only.onnx"));
+        let dir = version_dir("two models", &["steps.onnx", "start.onnx"]);
+        assert_eq!(find_model_file(None, Some("start.onnx"), &dir).unwrap(), dir.join("steps.onnx"));
+        let dir = version_dir("tritons", &["other.onnx", "model.stateful"]);
+        assert_eq!(
+            find_model_file(named("field", "model.stateful").as_ref(), None, &dir).unwrap(),
+            dir.join("model.stateful")
+        );
+    }
+
+    #[test]
+    fn a_named_file_that_is_not_there_is_refused_with_those_that_are() {
+        let dir = version_dir("named", &["model.onnx", "other.onnx"]);
+        for source in ["parameter 'onnx_file_name'", "default_model_filename"] {
+            let error = find_model_file(named(source, "absent.onnx").as_ref(), None, &dir).unwrap_err().to_string();
+            for part in [source, "'absent.onnx'", "model.onnx, other.onnx", dir.to_str().unwrap()] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_leaves_the_version_directory_is_refused_though_the_file_is_there() {
+        let dir = version_dir("escape/1", &["model.onnx", "inner/model.onnx"]);
+        std::fs::write(dir.parent().unwrap().join("secret.onnx"), "").unwrap();
+        let absolute = dir.join("model.onnx");
+        let names = ["../secret.onnx", "inner/../../secret.onnx", "..", ".", "", "inner"];
+        for name in names.into_iter().chain([absolute.to_str().unwrap()]) {
+            let error = find_model_file(named("parameter", name).as_ref(), None, &dir).unwrap_err().to_string();
+            assert!(error.contains(&format!("names '{name}', which is no file in it")), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_a_name_there_has_to_be_one_file() {
+        let error = find_model_file(None, None, &version_dir("none", &["a.txt"])).unwrap_err().to_string();
+        assert!(error.contains("no .onnx file"), "{error}");
+        let error = find_model_file(None, None, &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
+        assert!(error.contains("a.onnx, b.onnx") && error.contains("'onnx_file_name'"), "{error}");
+        assert!(find_model_file(None, None, Path::new("/nowhere")).is_err());
+    }
+
+    fn conversion(parameters: &[(&str, &str)]) -> Result<Conversion, ConfigError> {
+        let mut config = json!({ "name": "m" });
+        for (name, value) in parameters {
+            config["parameters"][name] = json!({ "string_value": value });
+        }
+        Ok(PartialConfig::from_json(config.to_string().as_bytes())?.conversion)
+    }
+
+    #[test]
+    fn a_switch_may_name_axes() {
+        let none = conversion(&[(LOW_LATENCY, "false")]).unwrap();
+        assert_eq!((none.recurrences, none.batch), (None, None));
+        let all = conversion(&[(LOW_LATENCY, "true"), (OPEN_BATCH, "1"), (CONST_INITIALIZER, "true")]).unwrap();
+        assert_eq!((all.recurrences, all.batch, all.zero_initial_states), (Some(Vec::new()), Some(Vec::new()), true));
+        let named = conversion(&[(OPEN_BATCH, "x@0, a@b@2")]).unwrap();
+        assert_eq!(named.batch, Some(vec![("x".to_owned(), 0), ("a@b".to_owned(), 2)]));
+    }
+
+    #[test]
+    fn another_value_is_refused() {
+        for name in [LOW_LATENCY, OPEN_BATCH] {
+            for value in ["perhaps", "", "x@", "@1", "x@-1", "true,x@1"] {
+                let error = conversion(&[(name, value)]).unwrap_err().to_string();
+                assert!(error.contains(name) && error.contains("'INPUT@AXIS'"), "{error}");
+            }
+        }
+        let error = conversion(&[(CONST_INITIALIZER, "true")]).unwrap_err().to_string();
+        assert!(error.contains(CONST_INITIALIZER) && error.contains(LOW_LATENCY), "{error}");
+    }
+}

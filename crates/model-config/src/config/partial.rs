@@ -1,0 +1,371 @@
+//! A configuration as the user wrote it, before completion.
+//!
+//! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
+//! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`](super::Config)
+//! ([`PartialConfig::resolve`]).
+
+use std::collections::BTreeMap;
+
+use rows::tensor::DataType;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::error::ConfigError;
+use super::generated::{GeneratedInput, generated_inputs};
+use super::model::{Conversion, SessionOptions, model_file};
+use super::parameters::Parameters;
+use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
+use super::providers::Providers;
+use super::raw::{self, unsigned};
+use super::scheduling::{OldestSequences, PollWait, check_core};
+use super::states::{StatePairs, States};
+use super::tensors::{
+    CONTROL_INPUT, Context, Control, ID_TENSOR, Ragged, StateApiTensors, TakesIds, TensorConfig, add_tensors,
+    constant_inputs, contexts, controls, is_state_tensor, take_tensor, tensors,
+};
+
+/// The parameter for the rows of a run.
+const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
+
+/// A configuration that may be incomplete.
+#[derive(Clone, Debug)]
+pub struct PartialConfig {
+    /// 0 if it is not written.
+    pub max_batch_size: usize,
+    /// File name and the field that gave it; `None` to look for one.
+    pub model_file: Option<(&'static str, String)>,
+    /// How ONNX Runtime runs the model.
+    pub session: SessionOptions,
+    /// How ONNX Runtime runs the model on a GPU.
+    pub providers: Providers,
+    /// How many instances there are of each kind.
+    pub instances: BTreeMap<InstanceKind, usize>,
+    /// How the model is converted at load.
+    pub conversion: Conversion,
+    /// What the configuration says about states.
+    pub states: States,
+    /// Inputs that requests carry.
+    pub inputs: Vec<TensorConfig>,
+    /// Outputs that responses may carry.
+    pub outputs: Vec<TensorConfig>,
+    /// Inputs that get the end of the previous request's input in front.
+    pub contexts: Vec<Context>,
+    pub(super) model: String,
+    pub(super) controls: Vec<Control>,
+    pub(super) constants: Vec<(String, Vec<String>)>,
+    /// Inputs that this backend fills, so that no request carries them.
+    pub generated: Vec<GeneratedInput>,
+    /// `padded_inputs` and `padded_outputs`.
+    pub ragged: Ragged,
+    pub(super) is_decoupled: bool,
+    pub(super) parameters: Parameters,
+    /// This backend schedules the sequences.
+    is_own: bool,
+    /// `sequence_cleaner_poll_wait_minutes` of the server's command line.
+    pub poll_wait: Option<PollWait>,
+    /// The tensors for ids and controls, which are not among the inputs and outputs.
+    pub(super) takes_ids: TakesIds,
+    /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
+    pub(super) state_api: Option<StateApiTensors>,
+    /// Inputs that are given with START and kept.
+    pub held_inputs: Vec<String>,
+    pub(super) sequence_batching: Option<raw::SequenceBatching>,
+    /// `dynamic_batching` is written without `preserve_ordering`.
+    pub(super) batches_unordered: bool,
+    /// An `instance_group` has `rate_limiter.resources`.
+    pub(super) waits_for_resources: bool,
+    /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
+    has_other_scheduling: bool,
+    document: Value,
+}
+
+/// What completion adds to a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Additions {
+    /// `max_batch_size`.
+    pub max_batch_size: Option<usize>,
+    /// The parameter `max_rows_per_run`.
+    pub max_rows_per_run: Option<usize>,
+    /// The list `input`; empty to add none.
+    pub inputs: Vec<TensorConfig>,
+    /// The list `output`; empty to add none.
+    pub outputs: Vec<TensorConfig>,
+    /// `sequence_batching`.
+    pub sequences: Option<OldestSequences>,
+}
+
+impl PartialConfig {
+    /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
+    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+        Self::new(serde_json::from_slice(json)?)
+    }
+
+    /// Reads a JSON document.
+    pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
+        let document = Value::Object(document);
+        let raw = raw::ModelConfig::deserialize(&document)?;
+        let fit_for_own = check_core(&raw);
+        let parameters = Parameters::new(raw.parameters)?;
+        let batching = raw.sequence_batching.as_ref();
+        let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
+        let constants = parameters.text("constant_inputs").map(constant_inputs).transpose()?;
+        let generated = generated_inputs(&parameters)?;
+        let ragged = Ragged::new(&parameters)?;
+        let instances = instances(&raw.instance_group)?;
+        let on_gpu = names_gpu(&raw.instance_group);
+        let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(true);
+        let is_own = is_own && batching.is_none() && raw.ensemble_scheduling.is_none();
+        if is_own {
+            fit_for_own?;
+        }
+        Ok(Self {
+            is_own,
+            poll_wait: None,
+            takes_ids: TakesIds::default(),
+            state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
+            held_inputs: parameters.names("held_inputs"),
+            providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
+            instances,
+            model_file: model_file(&parameters, raw.default_model_filename),
+            session: SessionOptions::new(&parameters, &raw.optimization)?,
+            conversion: Conversion::new(&parameters)?,
+            states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
+            contexts: contexts(&parameters)?,
+            max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,
+            inputs: tensors("input", raw.input)?,
+            outputs: tensors("output", raw.output)?,
+            model: raw.name,
+            controls,
+            constants: constants.unwrap_or_default(),
+            generated,
+            ragged,
+            is_decoupled: raw.model_transaction_policy.decoupled,
+            waits_for_resources: raw.instance_group.iter().any(|group| !group.rate_limiter.resources.is_empty()),
+            batches_unordered: raw.dynamic_batching.as_ref().is_some_and(|batching| !batching.preserve_ordering),
+            has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
+            sequence_batching: raw.sequence_batching,
+            parameters,
+            document,
+        })
+    }
+
+    /// Puts the instances of KIND_CPU on this many devices, in turn; with none, they stay on the host.
+    pub fn put_cpu_instances_on(&mut self, devices: usize) {
+        spread_cpu_instances(&mut self.instances, devices);
+    }
+
+    /// `sequence_batching.control_input`.
+    pub fn controls(&self) -> &[Control] {
+        &self.controls
+    }
+
+    /// Inputs that requests do not carry although they are no states: controls, constants, generated inputs, lengths.
+    pub fn taken(&self) -> Vec<&str> {
+        let controls = self.controls.iter().map(|control| control.name.as_str());
+        let constants = self.constants.iter().map(|(name, _)| name.as_str());
+        let lengths = self.ragged.inputs.iter().map(|padded| padded.lengths.as_str());
+        let generated = self.generated.iter().map(|generated| generated.input.as_str());
+        controls.chain(constants).chain(generated).chain(lengths).collect()
+    }
+
+    /// Whether a parameter of assignments, such as `input_context`, has one for this input.
+    pub fn gives(&self, parameter: &str, input: &str) -> bool {
+        match parameter {
+            "constant_inputs" => self.constants.iter().any(|(name, _)| name == input),
+            "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
+            "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
+            "input_context" => self.contexts.iter().any(|context| context.input == input),
+            "state_dims" => self.states.written_dims(input).is_some() || self.states.is_declared(input),
+            "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
+            _ => false,
+        }
+    }
+
+    /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
+    pub fn allows_no_states(&self) -> bool {
+        let asks_for_states = self.states.pairs != StatePairs::Absent || !self.states.patterns.is_empty();
+        self.sequence_batching.is_some() && !asks_for_states
+    }
+
+    /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
+    pub fn wants_found_pairs(&self) -> bool {
+        matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
+    }
+
+    /// Whether the configuration says how requests are scheduled.
+    pub fn has_scheduling(&self) -> bool {
+        self.sequence_batching.is_some() || self.has_other_scheduling || self.is_own()
+    }
+
+    /// Whether this backend schedules the sequences itself.
+    pub const fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// Takes the tensors for ids and controls out of `inputs` and `outputs`. If `completes`, adds the inputs that are
+    /// not listed to the document, and returns whether it added any. If the model has a tensor of such a name, it is
+    /// the model's.
+    pub fn take_id_tensors(
+        &mut self,
+        model_inputs: &[&str],
+        model_outputs: &[&str],
+        completes: bool,
+    ) -> Result<bool, ConfigError> {
+        if !self.is_own {
+            return Ok(false);
+        }
+        let tensor =
+            |name: &str, data_type| TensorConfig { name: name.to_owned(), data_type, dims: vec![1], optional: true };
+        let id = tensor(ID_TENSOR, DataType::Uint64);
+        let control = tensor(CONTROL_INPUT, DataType::Uint32);
+        self.takes_ids = TakesIds {
+            id: take_tensor("input", &mut self.inputs, model_inputs, &id)?,
+            control: take_tensor("input", &mut self.inputs, model_inputs, &control)?,
+            output: take_tensor("output", &mut self.outputs, model_outputs, &id)?,
+        };
+        let mut changed = false;
+        let Self { takes_ids, document, .. } = self;
+        for (is_listed, tensor) in [(&mut takes_ids.id, id), (&mut takes_ids.control, control)] {
+            if completes && !*is_listed && !model_inputs.contains(&tensor.name.as_str()) {
+                add_tensors(&mut document["input"], &[tensor]);
+                (*is_listed, changed) = (true, true);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Takes the tensors of the State API out of `inputs` and `outputs`, unless the model has a tensor of that name.
+    pub fn take_state_tensors(&mut self, model_inputs: &[&str], model_outputs: &[&str]) {
+        let Self { state_api: Some(StateApiTensors { inputs, outputs }), .. } = self else { return };
+        let take = |tensors: &mut Vec<TensorConfig>, of_model: &[&str]| {
+            let is_of_api =
+                |tensor: &mut TensorConfig| is_state_tensor(&tensor.name) && !of_model.contains(&tensor.name.as_str());
+            tensors.extract_if(.., is_of_api).collect()
+        };
+        (*inputs, *outputs) = (take(&mut self.inputs, model_inputs), take(&mut self.outputs, model_outputs));
+    }
+
+    /// Adds tensors of the State API to the document, and makes the inputs optional that a request may leave out: all if
+    /// there are such tensors, else those that sequences keep. Returns whether it changed anything.
+    pub fn complete_state_api(&mut self, inputs: &[TensorConfig], outputs: &[TensorConfig]) -> bool {
+        let before = self.document.clone();
+        if !inputs.is_empty() {
+            add_tensors(&mut self.document["input"], inputs);
+        }
+        if !outputs.is_empty() {
+            add_tensors(&mut self.document["output"], outputs);
+        }
+        let Value::Array(listed) = &mut self.document["input"] else { return self.document != before };
+        for tensor in listed {
+            let is_held = self.held_inputs.iter().any(|name| tensor["name"] == **name);
+            if self.state_api.is_some() || is_held {
+                tensor["optional"] = json!(true);
+            }
+        }
+        self.document != before
+    }
+
+    /// Whether `sequence_batching` is there with `oldest`, and without `max_candidate_sequences`.
+    pub fn leaves_candidates_out(&self) -> bool {
+        let oldest = self.sequence_batching.as_ref().and_then(|batching| batching.oldest.as_ref());
+        oldest.is_some_and(|oldest| oldest.max_candidate_sequences.0 == 0)
+    }
+
+    /// Whether `sequence_batching` is there with the strategy `direct`.
+    pub fn is_direct(&self) -> bool {
+        self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())
+    }
+
+    /// Whether the parameter `max_rows_per_run` is written.
+    pub fn has_rows_per_run(&self) -> bool {
+        self.parameters.text(MAX_ROWS_PER_RUN).is_some()
+    }
+
+    /// Adds what completion has found, to the value and to the document.
+    pub fn add(&mut self, additions: &Additions) {
+        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, sequences } = additions;
+        if let Some(size) = *max_batch_size {
+            self.max_batch_size = size;
+            self.document["max_batch_size"] = json!(size);
+        }
+        if let Some(rows) = max_rows_per_run {
+            self.parameters.set(MAX_ROWS_PER_RUN, rows.to_string());
+            self.document["parameters"][MAX_ROWS_PER_RUN] = json!({ "string_value": rows.to_string() });
+        }
+        if !inputs.is_empty() {
+            self.inputs.clone_from(inputs);
+            add_tensors(&mut self.document["input"], inputs);
+        }
+        if !outputs.is_empty() {
+            self.outputs.clone_from(outputs);
+            add_tensors(&mut self.document["output"], outputs);
+        }
+        if let Some(sequences) = sequences {
+            self.sequence_batching = Some(raw::SequenceBatching::from(*sequences));
+            self.is_own = false;
+            self.document["sequence_batching"] = sequences.to_json();
+        }
+    }
+
+    /// The configuration as JSON, with the fields that this backend does not read, and with what was added.
+    pub const fn document(&self) -> &Value {
+        &self.document
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_reads_back_from_the_document_as_what_is_used() {
+        let written = json!({
+            "name": "m",
+            "backend": "stateful",
+            "version_policy": { "latest": { "num_versions": 1 } },
+            "parameters": { "constant_inputs": { "string_value": "sr=16000" } },
+        });
+        let mut config = PartialConfig::from_json(written.to_string().as_bytes()).unwrap();
+        let tensor = |name: &str, data_type, dims: &[i64]| TensorConfig {
+            name: name.to_owned(),
+            data_type,
+            dims: dims.to_vec(),
+            optional: false,
+        };
+        config.add(&Additions {
+            max_batch_size: Some(8),
+            max_rows_per_run: Some(1),
+            inputs: vec![tensor("x", DataType::Fp32, &[-1, 4]), tensor("gain", DataType::Int64, &[])],
+            outputs: vec![tensor("y", DataType::Bytes, &[2])],
+            sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9 }),
+        });
+        let document = config.document().clone();
+        for field in ["name", "backend", "version_policy"] {
+            assert_eq!(document[field], written[field], "Triton's copy keeps it");
+        }
+        let read = PartialConfig::from_json(document.to_string().as_bytes()).unwrap();
+        assert_eq!(read.document(), &document);
+        let [used, read] = [config, read].map(|config| format!("{:#?}", config.resolve().unwrap()));
+        assert_eq!(used, read);
+        for part in ["max_batch_size: 8", "max_rows_per_run: 1", "candidates: 9", "\"gain\"", "\"16000\""] {
+            assert!(used.contains(part), "{part}: {used}");
+        }
+    }
+
+    #[test]
+    fn nothing_added_changes_nothing() {
+        let written = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
+        let mut config = PartialConfig::from_json(written.to_string().as_bytes()).unwrap();
+        config.add(&Additions::default());
+        assert_eq!(config.document(), &written);
+    }
+
+    #[test]
+    fn json_that_is_no_object_is_refused() {
+        for json in ["", "[]", "7", "{", r#"{ "max_batch_size": {} }"#, r#"{ "parameters": 7 }"#] {
+            let error = PartialConfig::from_json(json.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("the model configuration cannot be read: "), "{error}");
+        }
+    }
+}

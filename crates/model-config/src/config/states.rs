@@ -1,0 +1,448 @@
+//! States: their pairs, their dims, and how much memory those that vary in size may have.
+
+use rows::tensor::{DataType, PaddingSide};
+use stateful_convert::StatePair;
+
+use super::error::{ConfigError, bad, field};
+use super::initial::{DeclaredInitial, InitialValue, initial_states, machine_memory};
+use super::parameters::{self, Assigned, PairPattern, Parameters};
+use super::raw::{self, data_type, dims};
+
+/// The parameter that lets states of different lengths share a run.
+pub const GROWING_PADDING: &str = "growing_padding";
+
+/// What the configuration says about states.
+#[derive(Clone, Debug)]
+pub struct States {
+    /// `state_pairs`.
+    pub pairs: StatePairs,
+    /// `state_pair_patterns`.
+    pub patterns: Vec<PairPattern>,
+    /// `sequence_batching.state`.
+    pub declared: Vec<DeclaredState>,
+    /// `initial_states`: the name of a state's input, and its value.
+    pub initial: Vec<(String, InitialValue)>,
+    /// `initial_state_model`: a file in the version folder.
+    pub initial_model: Option<String>,
+    /// `state_dims`.
+    pub dims: Vec<StateDims>,
+    /// How much memory states that vary in size may have.
+    pub limits: StateLimits,
+    /// `growing_padding`: where states are padded so that rows of different lengths share a run; `None` if they don't.
+    pub growing_padding: Option<PaddingSide>,
+}
+
+/// An entry of `state_dims`: the dims of a state as the model has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateDims {
+    /// The state's input.
+    pub name: String,
+    /// -1 for the batch and for what varies.
+    pub dims: Vec<i64>,
+    /// Which of them is the batch, if one is written as such.
+    pub batch_axis: Option<usize>,
+}
+
+/// `state_pairs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatePairs {
+    /// The parameter is not written.
+    Absent,
+    /// `auto`: the states are found by their names.
+    Auto,
+    /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types and dims.
+    AutoByShape,
+    /// The pairs are listed.
+    Listed(Vec<StatePair>),
+    /// The states of a model that was converted at load.
+    Converted(Vec<StatePair>),
+}
+
+/// The value of `state_pairs` that confirms pairs that are found by types and dims.
+pub const BY_SHAPE: &str = "auto-by-shape";
+
+/// The states of a model that was converted at load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvertedStates {
+    /// The inputs and outputs that are their ends.
+    pub pairs: Vec<StatePair>,
+    /// The values at which states start that don't start at zero, with the names of the states' inputs.
+    pub values: Vec<(String, f64)>,
+    /// Whether the conversion made a model for initial states.
+    pub has_initial_model: bool,
+}
+
+/// Where the states come from that are not declared in `sequence_batching.state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairsFrom {
+    /// `state_pairs`.
+    Parameter,
+    /// The description in the model's graph.
+    Description,
+    /// The names of the model's inputs and outputs.
+    Names,
+    /// Their names, and where those say nothing, their types and dims.
+    Shapes,
+    /// The conversion at load.
+    Conversion,
+}
+
+/// An entry of `sequence_batching.state`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredState {
+    /// The input and output that are its ends.
+    pub pair: StatePair,
+    /// The type that the configuration gives it.
+    pub data_type: DataType,
+    /// Without the batch axis, or with -1 in its place; -1 is open.
+    pub dims: Vec<i64>,
+    /// Its value when a sequence starts, if one is written.
+    pub initial: Option<DeclaredInitial>,
+}
+
+/// Most bytes of the states that vary in size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateLimits {
+    /// `max_state_bytes_per_sequence`.
+    pub per_sequence: usize,
+    /// `max_state_bytes`.
+    pub total: usize,
+    /// Whether the configuration has one of the two.
+    pub are_written: bool,
+}
+
+impl States {
+    pub(super) fn new(parameters: &Parameters, declared: &[raw::State]) -> Result<Self, ConfigError> {
+        let pairs = match parameters.text("state_pairs") {
+            None => StatePairs::Absent,
+            Some("auto") => StatePairs::Auto,
+            Some(BY_SHAPE) => StatePairs::AutoByShape,
+            Some(text) => StatePairs::Listed(parameters::state_pairs(text)?),
+        };
+        let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
+        let patterns = patterns.unwrap_or_default();
+        let declared = declared.iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
+        let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
+        let initial_model = parameters.text("initial_state_model").map(str::to_owned);
+        let dims = parameters.text("state_dims").map(state_dims).transpose()?.unwrap_or_default();
+        for StateDims { name, .. } in &dims {
+            if declared.iter().any(|state: &DeclaredState| state.pair.input == *name) {
+                let rule = format!("'{name}' has its dims in 'sequence_batching.state': write them in one place");
+                return Err(bad("state_dims", name, rule));
+            }
+        }
+        let sides = [("left", PaddingSide::Left), ("right", PaddingSide::Right)];
+        let growing_padding = parameters.choice(GROWING_PADDING, &sides)?;
+        let limits = StateLimits::new(parameters)?;
+        Ok(Self { pairs, patterns, declared, initial, initial_model, dims, limits, growing_padding })
+    }
+
+    /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find` finds in the signature.
+    pub fn all_pairs<E: From<ConfigError>>(
+        &self,
+        graph_description: Option<&str>,
+        find: impl FnOnce() -> Result<Vec<StatePair>, E>,
+    ) -> Result<(Vec<StatePair>, PairsFrom), E> {
+        let (found, from) = match &self.pairs {
+            StatePairs::Listed(pairs) => (pairs.clone(), PairsFrom::Parameter),
+            StatePairs::Converted(pairs) => (pairs.clone(), PairsFrom::Conversion),
+            StatePairs::Auto => (find()?, PairsFrom::Names),
+            StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
+            StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
+            StatePairs::Absent => {
+                let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
+                if described.is_empty() { (find()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
+            }
+        };
+        Ok((self.union(&found)?, from))
+    }
+
+    /// Takes the states of a converted model.
+    pub fn set_converted(&mut self, converted: ConvertedStates) -> Result<(), ConfigError> {
+        let ConvertedStates { pairs, values, has_initial_model } = converted;
+        if let Some(file) = self.initial_model.as_ref().filter(|_| has_initial_model) {
+            let rule = "the converted model computes where its states start: leave it out, or write \
+                        'use_const_initializer' 'true'";
+            return Err(bad("initial_state_model", file, rule));
+        }
+        for (state, value) in values {
+            // What the configuration says comes first.
+            if self.initial.iter().all(|(name, _)| *name != state) {
+                self.initial.push((state, InitialValue::Fill(value.to_string())));
+            }
+        }
+        if !pairs.is_empty() {
+            self.pairs = StatePairs::Converted(pairs);
+        }
+        Ok(())
+    }
+
+    /// The pairs that are `found` and those that are declared. A name may be in one pair only.
+    fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
+        let mut all: Vec<StatePair> = Vec::new();
+        for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
+            match all.iter().find(|known| known.input == pair.input || known.output == pair.output) {
+                None => all.push(pair.clone()),
+                Some(known) if known == pair => {}
+                Some(known) => return Err(conflict(known, pair)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The files of initial states: the name of a state's input, and the file in the folder `initial_state`.
+    pub fn initial_files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let declared = self
+            .declared
+            .iter()
+            .filter_map(|state| Some((state.pair.input.as_str(), state.initial.as_ref()?.file.as_deref()?)));
+        let named = self.initial.iter().filter_map(|(state, value)| match value {
+            InitialValue::File(file) | InitialValue::Array { file, .. } => Some((state.as_str(), file.as_str())),
+            _ => None,
+        });
+        declared.chain(named)
+    }
+
+    /// The entry of `state_dims` for the state of this input, if it has one.
+    pub fn written_dims(&self, input: &str) -> Option<&StateDims> {
+        self.dims.iter().find(|state| state.name == input)
+    }
+
+    /// The dimensions that may be the batch of a state with so many: the one that `state_dims` says, or all.
+    pub fn batch_axes(&self, input: &str, rank: usize) -> Vec<usize> {
+        match self.written_dims(input) {
+            Some(written) => written.batch_axis.into_iter().filter(|&axis| axis < rank).collect(),
+            None => (0..rank).collect(),
+        }
+    }
+
+    /// Whether `sequence_batching.state` has an entry for the state of this input.
+    pub fn is_declared(&self, input: &str) -> bool {
+        self.declared.iter().any(|state| state.pair.input == input)
+    }
+
+    /// A state that has no batch dimension according to `state_dims`. Then sequences can't share a run.
+    pub fn without_batch(&self) -> Option<&StateDims> {
+        self.dims.iter().find(|state| state.batch_axis.is_none())
+    }
+
+    /// The entry of `sequence_batching.state` for a state, if it has one.
+    pub fn declaration(&self, pair: &StatePair) -> Option<&DeclaredState> {
+        self.declared.iter().find(|state| state.pair == *pair)
+    }
+}
+
+fn conflict(known: &StatePair, pair: &StatePair) -> ConfigError {
+    let name = if known.input == pair.input { &pair.input } else { &pair.output };
+    field(
+        format!("the state <<<{}, {}>>>", pair.input, pair.output),
+        "in conflict",
+        format!(
+            "'{name}' is in <<<{}, {}>>> too; a name may stand in one pair only, of 'state_pairs' and \
+             'sequence_batching.state' together",
+            known.input, known.output
+        ),
+    )
+}
+
+impl DeclaredState {
+    fn new(raw: &raw::State) -> Result<Self, ConfigError> {
+        let path = format!("sequence_batching.state '{}'", raw.input_name);
+        for (name, value) in [("input_name", &raw.input_name), ("output_name", &raw.output_name)] {
+            if value.is_empty() {
+                return Err(field(format!("{path}.{name}"), "empty", "the name of the model's tensor is expected"));
+            }
+        }
+        let data_type = data_type(&format!("{path}.data_type"), &raw.data_type)?;
+        let dims = dims(&raw.dims);
+        let initial = match raw.initial_state.as_slice() {
+            [] => None,
+            [initial] => Some(DeclaredInitial::new(&format!("{path}.initial_state"), initial, data_type, &dims)?),
+            _ => return Err(field(format!("{path}.initial_state"), "given twice", "a state has one")),
+        };
+        let pair = StatePair { input: raw.input_name.clone(), output: raw.output_name.clone() };
+        Ok(Self { pair, data_type, dims, initial })
+    }
+}
+
+/// The word for the batch dimension in `state_dims`.
+const BATCH: &str = "batch";
+
+/// Reads `name=[batch, 4, -1, 128]`.
+fn state_dims(text: &str) -> Result<Vec<StateDims>, ConfigError> {
+    const NAME: &str = "state_dims";
+    const FORM: &str = "'name=[dims]' is expected, separated by spaces or commas: 'batch' at most once for the batch \
+                        dimension, -1 for a dimension that varies, else its length";
+    let dim = |word: &String| match word.as_str() {
+        BATCH => Ok(-1),
+        word => word.parse().ok().filter(|&dim| dim >= -1).ok_or_else(|| bad(NAME, text, FORM)),
+    };
+    let state = |(name, written): (String, Assigned)| {
+        let Assigned::List(words) = written else { return Err(bad(NAME, text, FORM)) };
+        let mut batch_axes = (0..words.len()).filter(|&axis| words[axis] == BATCH);
+        let (batch_axis, second) = (batch_axes.next(), batch_axes.next());
+        if second.is_some() {
+            return Err(bad(NAME, text, FORM));
+        }
+        Ok(StateDims { name, dims: words.iter().map(dim).collect::<Result<_, _>>()?, batch_axis })
+    };
+    parameters::assignments(NAME, text, FORM)?.into_iter().map(state).collect()
+}
+
+/// The line of config.pbtxt that gives the dims of states: each with its batch axis.
+pub fn state_dims_line(states: impl IntoIterator<Item = StateDims>) -> String {
+    let entry = |state: StateDims| {
+        let dim = |(axis, dim): (usize, &i64)| {
+            if Some(axis) == state.batch_axis { BATCH.to_owned() } else { dim.to_string() }
+        };
+        format!("{}=[{}]", state.name, state.dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
+    };
+    parameters::parameter_line("state_dims", &states.into_iter().map(entry).collect::<Vec<_>>().join(" "))
+}
+
+impl StateLimits {
+    fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
+        let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
+        // A run needs memory beside that, and so do other models.
+        let total = written.0.unwrap_or_else(|| machine_memory() / 4);
+        let per_sequence = written.1.unwrap_or_else(|| total.min(machine_memory() / 64));
+        if per_sequence > total {
+            let rule = format!("it must not be larger than max_state_bytes, {total}");
+            return Err(bad("max_state_bytes_per_sequence", per_sequence, rule));
+        }
+        Ok(Self { per_sequence, total, are_written: written != (None, None) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::Config;
+
+    fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let batching = json!({ "direct": {}, "state": state });
+        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": batching });
+        Config::for_tests(&config, parameters)
+    }
+
+    fn state(input: &str, output: &str) -> Value {
+        json!({ "input_name": input, "output_name": output, "data_type": "TYPE_FP32", "dims": [2, -1] })
+    }
+
+    fn pair(input: &str, output: &str) -> StatePair {
+        StatePair { input: input.to_owned(), output: output.to_owned() }
+    }
+
+    #[test]
+    fn the_states_are_the_union_of_both_lists_and_a_name_is_in_one_pair_only() {
+        let states = config(json!([state("b", "b2"), state("a", "a2")]), &[("state_pairs", "<<<c, c2>>> <<<a, a2>>>")]);
+        let states = states.unwrap().states;
+        let StatePairs::Listed(pairs) = &states.pairs else { panic!("pairs are written") };
+        assert_eq!(states.union(pairs).unwrap(), [pair("c", "c2"), pair("a", "a2"), pair("b", "b2")]);
+        for other in [pair("a", "x"), pair("x", "a2")] {
+            let error = states.union(std::slice::from_ref(&other)).unwrap_err().to_string();
+            for part in ["<<<a, a2>>>", &other.input, &other.output, "one pair only"] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_dims_of_states_are_read_and_written() {
+        let text = "k=[batch, 17, -1, 512] att=[2, 4, -1, 8], n=[]";
+        let written = config(json!([]), &[("state_dims", text)]).unwrap().states.dims;
+        let of =
+            |name: &str, dims: &[i64], batch_axis| StateDims { name: name.to_owned(), dims: dims.to_vec(), batch_axis };
+        let expected = [of("k", &[-1, 17, -1, 512], Some(0)), of("att", &[2, 4, -1, 8], None), of("n", &[], None)];
+        assert_eq!(written, expected);
+        assert_eq!(
+            state_dims_line(expected),
+            "parameters { key: 'state_dims' value { string_value: 'k=[batch, 17, -1, 512] att=[2, 4, -1, 8] n=[]' } }"
+        );
+        for text in ["k=3", "k=[x]", "k=[batch, batch]", "k=[-2]", "k=[1", "k", "k=[1] k=[1]"] {
+            let error = config(json!([]), &[("state_dims", text)]).unwrap_err().to_string();
+            assert!(error.contains("'state_dims'") && error.contains(text), "{error}");
+        }
+        let error = config(json!([state("a", "a2")]), &[("state_dims", "a=[2, batch]")]).unwrap_err().to_string();
+        assert!(error.contains("'a'") && error.contains("sequence_batching.state"), "{error}");
+    }
+
+    #[test]
+    fn a_state_without_a_batch_has_runs_of_its_own() {
+        let with = |parameters: &[(&str, &str)]| {
+            let parameters = [&[("state_dims", "att=[2, 4, -1, 8]")], parameters].concat();
+            config(json!([]), &parameters)
+        };
+        let config = with(&[]).unwrap();
+        assert_eq!((config.max_batch_size, config.max_rows_per_run, config.most_rows()), (4, 1, 1));
+        assert_eq!(with(&[("max_rows_per_run", "1")]).unwrap().max_rows_per_run, 1);
+        let error = with(&[("max_rows_per_run", "2")]).unwrap_err().to_string();
+        assert!(error.contains("'max_rows_per_run'") && error.contains("'att'"), "{error}");
+    }
+
+    #[test]
+    fn dims_are_read_as_numbers_and_as_strings() {
+        let mut declared = state("a", "a2");
+        declared["initial_state"] =
+            json!([{ "name": "i", "data_type": "TYPE_FP32", "dims": ["2", "3"], "data_file": "f" }]);
+        let written = "x=file:g, y=1 z=[1,2] v=npz:h.npz w=npz:h.npz:a:0 m=metadata:k+l n=metadata:k+zeros";
+        let states = config(json!([declared]), &[("initial_states", written)]).unwrap().states;
+        let expected = DeclaredInitial { dims: vec![2, 3], file: Some("f".to_owned()) };
+        assert_eq!(states.declared[0].initial, Some(expected));
+        let files = [("a", "f"), ("x", "g"), ("v", "h.npz"), ("w", "h.npz")];
+        assert_eq!(states.initial_files().collect::<Vec<_>>(), files);
+        let array =
+            |name: Option<&str>| InitialValue::Array { file: "h.npz".to_owned(), name: name.map(str::to_owned) };
+        assert_eq!((&states.initial[3].1, &states.initial[4].1), (&array(None), &array(Some("a:0"))));
+        let metadata = |keys: &[&str], then_zeros| InitialValue::Metadata {
+            keys: keys.iter().map(|&key| key.to_owned()).collect(),
+            then_zeros,
+        };
+        assert_eq!(
+            (&states.initial[5].1, &states.initial[6].1),
+            (&metadata(&["k", "l"], false), &metadata(&["k"], true))
+        );
+        assert_eq!(states.initial[1], ("y".to_owned(), InitialValue::Fill("1".to_owned())));
+        assert_eq!(states.initial[2].1, InitialValue::List(vec!["1".to_owned(), "2".to_owned()]));
+    }
+
+    #[test]
+    fn an_initial_state_that_does_not_fit_its_state_is_refused() {
+        for (initial, words) in [
+            (json!([{ "data_type": "TYPE_INT8", "dims": [2, 3], "zero_data": true }]), ["data_type", "TYPE_INT8"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [3, 3], "zero_data": true }]), ["dims", "[3, 3]"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [2], "zero_data": true }]), ["dims", "[2]"]),
+            (
+                json!([{ "data_type": "TYPE_FP32", "dims": [2, -1], "zero_data": true }]),
+                ["[2, -1]", "such as dims: [2, 1]"],
+            ),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [2, 3] }]), ["initial_state", "zero_data"]),
+            (json!([{}, {}]), ["initial_state", "twice"]),
+        ] {
+            let mut declared = state("a", "a2");
+            declared["initial_state"] = initial;
+            let error = config(json!([declared]), &[]).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains("'a'"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_limits_are_read_and_have_an_order() {
+        let limits = |parameters: &[(&str, &str)]| config(json!([]), parameters).map(|config| config.states.limits);
+        let default = limits(&[]).unwrap();
+        assert_eq!((default.total, default.per_sequence), (machine_memory() / 4, machine_memory() / 64));
+        assert_eq!(limits(&[("max_state_bytes", "1000")]).unwrap().per_sequence, 1000);
+        let given = limits(&[("max_state_bytes", "1000"), ("max_state_bytes_per_sequence", "10")]).unwrap();
+        assert_eq!(given, StateLimits { per_sequence: 10, total: 1000, are_written: true });
+        for (name, value) in [("max_state_bytes", "0"), ("max_state_bytes_per_sequence", "-1")] {
+            let error = limits(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+        let error = limits(&[("max_state_bytes", "5"), ("max_state_bytes_per_sequence", "6")]).unwrap_err();
+        assert!(error.to_string().contains("max_state_bytes, 5"), "{error}");
+    }
+}

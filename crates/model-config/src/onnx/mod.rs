@@ -1,0 +1,12 @@
+//! What an ONNX model is: where it is read from, its signature, and what its nodes say of its runs.
+//!
+//! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the file. Not for: what a configuration
+//! makes of a model ([`crate::binding`], [`crate::completion`]).
+
+mod nodes;
+mod signature;
+mod source;
+
+pub use nodes::{BatchScale, Nodes, Recurrence, unrepeatable};
+pub use signature::{Signature, TensorInfo};
+pub use source::{ModelSource, without_weights};

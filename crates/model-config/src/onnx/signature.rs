@@ -1,0 +1,116 @@
+//! What an ONNX model takes and gives.
+
+use rows::tensor::DataType;
+use stateful_convert::{is_batch_name, is_made_up};
+
+/// Inputs and outputs of a model, in the model's order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// What it takes.
+    pub inputs: Vec<TensorInfo>,
+    /// What it takes if it is given, and has a value of its own for: its overridable initializers.
+    pub defaults: Vec<TensorInfo>,
+    /// What it gives.
+    pub outputs: Vec<TensorInfo>,
+}
+
+/// One input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name in the model.
+    pub name: String,
+    /// Element type.
+    pub data_type: DataType,
+    /// Dimensions; -1 is open. Empty for a scalar, and where the model says nothing about the rank.
+    pub dims: Vec<i64>,
+    /// Names of the open dimensions, empty where there is none; as many as `dims`.
+    pub symbols: Vec<String>,
+}
+
+impl Signature {
+    /// The names that the batch dimension may have: a usual one, else all that every state and another input have.
+    /// `state_axes` gives the dimensions of a state that may be the batch, and `None` for what is no state.
+    pub fn batch_symbols(&self, state_axes: impl Fn(&TensorInfo) -> Option<Vec<usize>>) -> Vec<&str> {
+        let symbols = || self.inputs.iter().flat_map(|info| &info.symbols).filter(|symbol| !symbol.is_empty());
+        if let Some(usual) = symbols().find(|symbol| is_batch_name(symbol)) {
+            return vec![usual];
+        }
+        let axes: Vec<_> = self.inputs.iter().map(|info| (info, state_axes(info))).collect();
+        let has = |info: &TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
+        // A state without a batch has no name for it.
+        let states =
+            || axes.iter().filter_map(|(info, axes)| Some((info, axes.as_ref()?))).filter(|(_, a)| !a.is_empty());
+        let is_shared = |symbol: &str| {
+            states().all(|(info, axes)| axes.iter().any(|&axis| info.symbols[axis] == symbol))
+                && axes.iter().any(|(info, axes)| axes.is_none() && has(info, symbol))
+        };
+        let mut shared: Vec<&str> = Vec::new();
+        for symbol in symbols() {
+            if states().next().is_some() && is_shared(symbol) && !shared.contains(&symbol.as_str()) {
+                shared.push(symbol);
+            }
+        }
+        shared
+    }
+
+    /// Names of what the model takes, also of what it has a value of its own for.
+    pub fn input_names(&self) -> Vec<&str> {
+        self.inputs.iter().chain(&self.defaults).map(|info| info.name.as_str()).collect()
+    }
+
+    /// Names of what the model gives.
+    pub fn output_names(&self) -> Vec<&str> {
+        self.outputs.iter().map(|info| info.name.as_str()).collect()
+    }
+}
+
+impl TensorInfo {
+    /// The name of a dimension, if it tells which dimensions of other tensors are the same; else empty. PyTorch's
+    /// exporter gives a dimension without a name one that is made of the tensor's name and a number, such as
+    /// `audio_signal_dynamic_axes_1`, and tf2onnx one such as `unk__577`. Each tensor then has another name for the same
+    /// batch.
+    pub fn symbol(&self, axis: usize) -> &str {
+        let symbol = self.symbols.get(axis).map_or("", String::as_str);
+        let stem = symbol.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        let is_numbered = |ending: &str| {
+            stem.len() < symbol.len()
+                && stem.strip_suffix(ending).is_some_and(|front| front.ends_with(self.name.as_str()))
+        };
+        if is_made_up(symbol) || ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_made_of_the_tensors_name_and_a_number_says_nothing() {
+        let symbol = |name: &str, symbol: &str| {
+            let symbols = vec![symbol.to_owned()];
+            TensorInfo { name: name.to_owned(), data_type: DataType::Fp32, dims: vec![-1], symbols }
+                .symbol(0)
+                .to_owned()
+        };
+        for (name, numbered) in [
+            ("cache_last_time", "cache_last_time_dynamic_axes_2"),
+            ("states.1", "states.1_dim_1"),
+            ("74", "LSTM74_dim_1"),
+            ("h", "unk__577"),
+        ] {
+            assert_eq!(symbol(name, numbered), "");
+        }
+        for (name, said) in [
+            ("cache", "other_dynamic_axes_1"),
+            ("past", "past_length"),
+            ("past", "past_dim_"),
+            ("x", "batch"),
+            ("x", "s77"),
+            ("x", "unk__"),
+            ("x", "unk__rows"),
+            ("x", ""),
+        ] {
+            assert_eq!(symbol(name, said), said);
+        }
+    }
+}
