@@ -451,8 +451,15 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let graphs = config(&[0], &[("enable_cuda_graph", "1")]);
     let (code, text) = triton.load_on(Some(0), "delay", &graphs, &onnx::delay_with_nonzero()).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("node 'found' (NonZero)"), "{text}");
-    let (code, text) = triton.load_on(Some(0), "delay", &graphs, &onnx::delay_on_host()).err().unwrap();
-    assert!(code == invalid && text.contains("reads 'VALUE' on the host"), "{text}");
+    let mut shaped = graphs.clone();
+    let add = |list: &mut Value, name: &str, kind: &str| {
+        list.as_array_mut().unwrap().push(json!({ "name": name, "data_type": kind, "dims": [2] }));
+    };
+    add(&mut shaped["input"], "SHAPE", "TYPE_INT64");
+    add(&mut shaped["output"], "SHAPED", "TYPE_FP32");
+    shaped["parameters"]["trust_batch"] = json!({ "string_value": "true" });
+    let (code, text) = triton.load_on(Some(0), "delay", &shaped, &onnx::delay_with_shape()).err().unwrap();
+    assert!(code == invalid && text.contains("reads 'SHAPE' on the host"), "{text}");
     // An option that is wrong is no want of a GPU.
     unknown["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
     refused(&unknown, invalid, &["nonsense=7"]);

@@ -111,6 +111,20 @@ pub fn delay_on_host() -> Vec<u8> {
     model("delay", &nodes, &inputs, &[info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2)], &[])
 }
 
+/// The model with rows of two columns, and an output SHAPED: VALUE in the shape SHAPE, an input that a kernel reads on the
+/// host.
+pub fn delay_with_shape() -> Vec<u8> {
+    let nodes = [
+        node("Identity", &["HELD_IN"], "LAST"),
+        node("Identity", &["VALUE"], "HELD_OUT"),
+        node("Reshape", &["VALUE", "SHAPE"], "SHAPED"),
+    ];
+    let shape = tensor("SHAPE", INT64, &bytes(1, &number(1, 2)));
+    let inputs = [info("VALUE", FLOAT, 2), shape, info("HELD_IN", FLOAT, 2)];
+    let outputs = [info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2), info("SHAPED", FLOAT, 2)];
+    model("delay", &nodes, &inputs, &outputs, &[])
+}
+
 /// The model with rows of two columns, and a node that CUDA graphs can't repeat.
 pub fn delay_with_nonzero() -> Vec<u8> {
     let nodes = [
