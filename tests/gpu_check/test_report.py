@@ -70,6 +70,13 @@ def test_the_report_says_of_how_many_chunks_a_stage_has_results(results):
     assert "| The step | 1 passed | 12.00 |" in text
 
 
+def test_the_report_says_of_a_stage_that_found_nothing_to_check_that_it_was_left_out(results):
+    results.records["tensorrt/tensorrt"] = Record(
+        PASSED, rows=[RIGHT | {"found": "no TensorRT", "verdict": "left out"}]
+    )
+    assert "| TensorRT | 1 left out |" in report.markdown(results)
+
+
 def test_the_report_names_files_without_a_model_on_a_gpu(results):
     assert "Without a model on a GPU" not in report.markdown(results)
     results.records["behaviour/test_pool"].rows[0]["models"] = {"KIND_GPU": 0, "KIND_CPU": 1}

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PASSED, FAILED, BEGUN, INTERRUPTED = "passed", "failed", "begun", "interrupted"
+#: The verdict of a check for which the machine lacks something.
+LEFT_OUT = "left out"
 OUTPUT_KEPT = 8000
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.gpu_check.chunks import PASSED, Record, Results, shortened
+from support.gpu_check.chunks import LEFT_OUT, PASSED, Record, Results, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,8 +75,14 @@ _SAID = {
 
 def counts(records: Iterable[Record]) -> str:
     """As in "24 passed, 1 failed"."""
-    statuses = [record.status for record in records]
+    statuses = [_status(record) for record in records]
     return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(sorted(statuses, key=_rank)))
+
+
+def _status(record: Record) -> str:
+    """Its status; `left out` if its checks found nothing to check."""
+    left_out = [row.get("verdict") == LEFT_OUT for row in record.rows]
+    return LEFT_OUT if record.status == PASSED and left_out and all(left_out) else record.status
 
 
 def _counted(results: Results, stage: str) -> str:

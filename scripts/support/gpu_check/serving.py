@@ -24,13 +24,14 @@ import tritonclient.grpc as grpc_client
 
 from support import paths
 from support.bench.models import BATCH, STEPS, BenchModel
+from support.gpu_check.chunks import LEFT_OUT
 from support.gpu_check.cuda import Gpu
 from support.server import ServerError, TritonServer
 
 SIMULATED = paths.TEST_DEVICE == "simulated"
 KIND = "KIND_CPU" if SIMULATED else "KIND_GPU"
 BACKENDS = paths.TESTED_BACKENDS if SIMULATED else paths.BACKENDS
-RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
+RIGHT, WRONG = "right", "wrong"
 MIB = 1 << 20
 
 Values = dict[str, np.ndarray]

@@ -110,7 +110,7 @@ impl Input {
         reads_on_host: Option<bool>,
     ) -> Result<Self, OpenError> {
         let input = &spec.inputs[index];
-        let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host(reads_on_host));
+        let is_tensor = input.data_type != DataType::Bytes && !input.is_left_on_host(reads_on_host);
         let mut tensor = BatchTensor::new(input.data_type, input.batch_axis, device.filter(|_| is_tensor))?;
         if has_graphs && !input.is_given {
             tensor.shape(&input.dims, spec.most_rows)?;

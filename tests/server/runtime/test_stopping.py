@@ -36,7 +36,8 @@ def terminated(deployed: Deployment, until: str) -> None:
 
 
 def exit_code(deployed: Deployment) -> int | None:
-    eventually(deployed.server.is_alive, lambda alive: not alive)
+    # longer than the longest --exit-timeout-secs here, so that the server, not this limit, decides
+    eventually(deployed.server.is_alive, lambda alive: not alive, seconds=90)
     deployed.stopped = True
     return deployed.server.exit_code
 
