@@ -34,23 +34,23 @@ impl Window {
     }
 }
 
-/// The real and the imaginary part of `exp(-2πi · at · bin / length)`.
-fn turn(at: usize, bin: usize, length: usize) -> (f64, f64) {
-    // Whole turns are left out first, so that the angle is exact.
-    let angle = TAU * ((at * bin) % length) as f64 / length as f64;
+/// The turns of a Fourier transform: the real and the imaginary part of `exp(-2πi · at / length)`.
+fn turns(length: usize) -> Vec<(f64, f64)> {
     // The sine of a half turn is 0, and π has no exact number: a bin without an imaginary part must not get a small one.
     let exact = |value: f64| if value.abs() < 1e-15 { 0.0 } else { value };
-    (exact(angle.cos()), exact(-angle.sin()))
+    let angle = |at: usize| TAU * at as f64 / length as f64;
+    (0..length).map(|at| (exact(angle(at).cos()), exact(-angle(at).sin()))).collect()
 }
 
 /// The Fourier transform of windowed frames: a row for each sample, the real parts of the bins and then their imaginary
 /// parts in each. A frame that is shorter than `length` is followed by zeros.
 pub fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
+    let turns = turns(length);
     let row = |(at, weight): (usize, &f64)| {
-        let turns: Vec<(f64, f64)> = (0..bins).map(|bin| turn(at, bin, length)).collect();
-        let real: Vec<f64> = turns.iter().map(|(real, _)| real * weight).collect();
-        let imaginary = turns.into_iter().map(|(_, imaginary)| imaginary * weight);
-        real.into_iter().chain(imaginary).collect::<Vec<_>>()
+        let turn = |bin: usize| turns[at * bin % length];
+        let real = (0..bins).map(|bin| turn(bin).0 * weight);
+        let imaginary = (0..bins).map(|bin| turn(bin).1 * weight);
+        real.chain(imaginary).collect::<Vec<_>>()
     };
     window.iter().enumerate().flat_map(row).collect()
 }
@@ -60,12 +60,13 @@ pub fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
 pub fn inverse(weights: &[f64], width: usize) -> Vec<f64> {
     let length = weights.len();
     let bins = length / 2 + 1;
+    let turns = turns(length);
     // Bins in the middle stand for their mirror images, too.
     let share = |bin: usize| if bin == 0 || 2 * bin == length { 1.0 } else { 2.0 };
     let row = |row: usize| {
         let (bin, is_imaginary) = (row % bins, row >= bins);
-        let sample = move |(at, weight): (usize, &f64)| {
-            let (real, imaginary) = turn(at, bin, length);
+        let sample = |(at, weight): (usize, &f64)| {
+            let (real, imaginary) = turns[at * bin % length];
             weight * share(bin) / length as f64 * if is_imaginary { imaginary } else { real }
         };
         let samples: Vec<f64> = weights.iter().enumerate().map(sample).collect();

@@ -213,8 +213,11 @@ fn features_of_a_recording_in_random_chunks_are_those_of_kaldi_and_nemo() {
 
 #[test]
 fn features_do_not_depend_on_the_chunks() {
-    let variants: [(&str, &[&str]); 6] = [
+    let variants: [(&str, &[&str]); 8] = [
         ("fbank:kaldi", &[]),
+        ("fbank:kaldi", &["sample_frequency=22050", "snip_edges=false"]),
+        // Frames that overlap by one sample, and no mirrored ones in front of them.
+        ("fbank:kaldi", &["frame_length=10", "frame_shift=9.9375", "snip_edges=false", "num_mel_bins=20"]),
         ("fbank:kaldi", &["snip_edges=false"]),
         ("fbank:kaldi", &["sample_frequency=8000", "frame_shift=12.5", "low_freq=0", "num_mel_bins=20"]),
         // 401 and 160 samples have no common divisor.

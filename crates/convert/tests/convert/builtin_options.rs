@@ -80,6 +80,38 @@ fn wrong_options_are_refused_with_what_is_allowed() {
 }
 
 #[test]
+fn extreme_options_give_a_graph_or_are_refused() {
+    let ends =
+        |option: &str, values: &[&str]| values.iter().map(|value| format!("{option}={value}")).collect::<Vec<_>>();
+    let all = [
+        ends("sample_frequency", &["1000", "96000"]),
+        ends("frame_length", &["1", "20", "200"]),
+        ends("frame_shift", &["1", "19.999"]),
+        ends("num_mel_bins", &["1", "512"]),
+        ends("low_freq", &["0", "96000"]),
+        ends("high_freq", &["-96000", "0", "96000"]),
+    ];
+    let mut choices: Vec<Vec<&str>> = vec![Vec::new()];
+    for values in &all {
+        let with = |value| choices.iter().map(move |choice| [choice.as_slice(), &[value]].concat());
+        choices = values.iter().map(String::as_str).flat_map(with).collect();
+    }
+    for name in ["fbank:kaldi", "mel:nemo"] {
+        let made = choices.iter().filter(|choice| builtin(name, choice).is_ok()).count();
+        assert!((1..choices.len() / 2).contains(&made), "{name}: {made} of {}", choices.len());
+    }
+    for name in ["stft", "istft", "overlap_add"] {
+        for (frame, hop) in [("4", "1"), ("4", "3"), ("4096", "64"), ("4096", "63"), ("4096", "4095")] {
+            let options = [format!("frame={frame}"), format!("hop={hop}")];
+            let found = builtin(name, &options.each_ref().map(String::as_str));
+            // The window of a frame is 0 at its beginning, where 4095 samples bring no other frame.
+            let is_wrong = hop == "63" || hop == "4095" && name != "overlap_add";
+            assert_eq!(found.is_err(), is_wrong, "{name} {options:?}");
+        }
+    }
+}
+
+#[test]
 fn the_page_lists_each_option_with_its_default() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/convert.md");
     let page = std::fs::read_to_string(page).unwrap();
