@@ -6,16 +6,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stateful_convert::verify::VerifyError;
-use stateful_convert::{ConvertError, Converted, Hint, WeightsError, path_in};
+use stateful_convert::{BuiltinError, ConvertError, Converted, Hint, WeightsError, path_in};
 
 use crate::texts::config;
 
 /// The name of a model's configuration in a model repository.
-const CONFIG: &str = "config.pbtxt";
+pub const CONFIG: &str = "config.pbtxt";
 
 /// Why nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
+    #[error("the model is missing: stateful-convert --help shows how to name it")]
+    NoModel,
     #[error("{} can't be read: {error}", path.display())]
     Unreadable { path: PathBuf, error: std::io::Error },
     #[error("{} can't be written: {error}; nothing was written", path.display())]
@@ -46,6 +48,8 @@ pub enum Problem {
     Read { model: PathBuf, error: ConvertError },
     #[error("{0}{advice}", advice = advice(.0))]
     Convert(ConvertError),
+    #[error("{0}; nothing was written")]
+    Builtin(#[from] BuiltinError),
     #[error("{0}; nothing was written")]
     Verify(#[from] VerifyError),
 }
@@ -254,22 +258,29 @@ impl Targets {
         files.extend(bytes.map(|bytes| (self.initial_states.clone(), Content::Bytes(bytes))));
         files.push((self.model.clone(), Content::Bytes(&converted.model)));
         files.extend(self.config.as_ref().map(|path| (path.clone(), Content::Bytes(config.as_bytes()))));
-        // A rename is atomic, and all files are complete by then.
-        let done = write_parts(&files)
-            .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
-        if done.is_err() {
-            // Half-written files would look like a result.
-            files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
-        } else if converted.initial_states.is_none() && self.initial_states.exists() {
+        write_files(&files)?;
+        if converted.initial_states.is_none() && self.initial_states.exists() {
             // It belongs to the replaced model.
             fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
         }
-        done
+        Ok(())
     }
 }
 
+/// Writes all files, or none.
+pub fn write_files(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
+    // A rename is atomic, and all files are complete by then.
+    let done = write_parts(files)
+        .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
+    if done.is_err() {
+        // Half-written files would look like a result.
+        files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
+    }
+    done
+}
+
 /// What a file gets.
-enum Content<'a> {
+pub enum Content<'a> {
     Bytes(&'a [u8]),
     /// A copy, because a link would change with the original.
     CopyOf(PathBuf),

@@ -16,6 +16,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |
+//! | `builtin` | graphs for the front and the end of models of speech: filter banks, Fourier transforms |
 //! | `pairs` | inputs and outputs that are the two ends of a state already |
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
@@ -29,6 +30,7 @@
 
 mod analysis;
 mod batch;
+mod builtin;
 mod convert;
 mod cut;
 mod external;
@@ -48,6 +50,7 @@ mod time;
 pub mod verify;
 
 pub use batch::{BatchError, is_batch_name, is_made_up};
+pub use builtin::{BuiltinError, builtin, builtin_names};
 pub use convert::{Converted, Options, convert};
 pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
 pub use graph::{InputAxis, OutputAxis};

@@ -1,6 +1,8 @@
 //! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with
 //! a config.pbtxt.
+//! `stateful-convert graph` writes a built-in graph.
 
+mod commands;
 mod files;
 mod texts;
 
@@ -10,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bytes::Bytes;
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
+use commands::GraphArguments;
 use files::{Problem, Targets, WorkFolder, option};
 use serde_json::json;
 use stateful_convert::onnx::Dim;
@@ -31,7 +34,20 @@ const VERSION: &str = match option_env!("STATEFUL_VERSION") {
 /// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its states; and
 /// compares it with the original
 #[derive(Parser)]
-#[command(version = VERSION)]
+#[command(version = VERSION, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    conversion: Option<Arguments>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Graph(GraphArguments),
+}
+
+#[derive(Args)]
 struct Arguments {
     /// The model
     model: PathBuf,
@@ -93,8 +109,13 @@ fn with_option(warning: &Warning) -> String {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(&arguments) {
+    let line = CommandLine::parse();
+    let done = match (&line.command, &line.conversion) {
+        (Some(Command::Graph(arguments)), _) => commands::graph(arguments),
+        (None, Some(arguments)) => run(arguments),
+        (None, None) => Err(Problem::NoModel),
+    };
+    match done {
         Ok(text) => match writeln!(std::io::stdout(), "{text}") {
             Ok(()) => ExitCode::SUCCESS,
             // Who reads it has enough, as `head` has.

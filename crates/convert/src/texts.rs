@@ -1,6 +1,7 @@
 //! What a conversion did, in tables for people and in a config.pbtxt for Triton.
 
 use comfy_table::{Table, presets};
+use stateful_convert::onnx::schema::{ModelProto, ValueInfoProto};
 use stateful_convert::onnx::{Dim, bracketed, type_name};
 use stateful_convert::report::{Report, Role, StartsAt, State, StepInput, StepOutput};
 use stateful_convert::verify::Compared;
@@ -18,6 +19,20 @@ pub fn table(report: &Report, compared: &[Compared], warnings: &[String]) -> Str
         text += &format!("\nwarning: {warning}");
     }
     text
+}
+
+/// A table of the inputs and outputs of a model.
+pub fn tensors(model: &ModelProto) -> String {
+    let row = |kind: &str, value: &ValueInfoProto| {
+        let dims = bracketed(&value.dims().unwrap_or_default());
+        vec![kind.to_owned(), value.name().to_owned(), type_name(value.elem()).to_owned(), dims]
+    };
+    let graph = model.graph.iter();
+    let rows = graph.flat_map(|graph| {
+        let inputs = graph.input.iter().map(|input| row("input", input));
+        inputs.chain(graph.output.iter().map(|output| row("output", output)))
+    });
+    made(&["", "name", "type", "dims"], rows.collect())
 }
 
 fn made(header: &[&str], rows: Vec<Vec<String>>) -> String {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import wave
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from harness.models import quantized
 from harness.models.families import FAMILIES
 from harness.python_backend import with_python_backend
 from support.oracle import Oracle
-from support.paths import CONVERT, INSPECT, ROOT, SILERO_VAD
+from support.paths import CONVERT, INSPECT, RECORDING, ROOT, SILERO_VAD
 from triton_stateful import Sequence
 
 PAGES = {file.name: Page(file.name) for file in sorted(FOLDER.glob("*.md"))}
@@ -175,6 +176,22 @@ def test_a_denoiser_that_takes_samples(agrees):
 def test_zipformer(agrees):
     models = steps("zipformer", context={"x": (13, 1, True)})
     agrees("asr-encoder.md", "encode", models, (whole(1, 200, 80),), (whole(2, 300, 80),))
+
+
+def test_features_of_samples(cookbook_deployment):
+    """Each answer is a request for Zipformer, and all are what kaldi-native-fbank gives."""
+    page, name = PAGES["asr-encoder.md"], "kaldi snip_edges=false high_freq=-400"
+    [options] = re.findall(r"^build/bin/stateful-convert graph (.*) -o models/fbank$", page.text, re.MULTILINE)
+    written = [CONVERT, "graph", *options.split(), "-o", Path(cookbook_deployment.repository) / "fbank"]
+    subprocess.run(written, check=True, capture_output=True)
+    cookbook_deployment.admin.load_model("fbank")
+    with wave.open(str(RECORDING)) as file:
+        samples = np.frombuffer(file.readframes(30 * 16000), np.int16).astype(np.float32) / np.float32(32768)
+    answers = page.client("features", cookbook_deployment.server.grpc_url)(samples)
+    assert [answer.shape for answer in answers] == [(1, 45, 80)] + [(1, 32, 80)] * 92
+    references = np.load(ROOT / "crates" / "convert" / "tests" / "features" / "reference.npz")[name]
+    frames = np.concatenate(answers, axis=1)[0, ::50]
+    np.testing.assert_allclose(frames, references[: len(frames)], rtol=0, atol=3e-4)
 
 
 #: Each chunk becomes 16 frames.

@@ -66,6 +66,10 @@ impl Layout {
 
     /// The layout after a change of shape that keeps the order of elements.
     pub fn reshaped(self, from: &[i64], to: &[i64]) -> Option<Self> {
+        // Also in a tensor without elements, where products of dimensions say nothing.
+        if from.len() > self.axis && from.get(..=self.axis) == to.get(..=self.axis) {
+            return Some(self);
+        }
         let behind = self.inner.checked_mul(element_count(from.get(self.axis + 1..)?))?;
         let mut suffix: i64 = 1;
         for axis in (0..to.len()).rev() {
@@ -180,11 +184,13 @@ mod tests {
         let inner = at(0).reshaped(&[STEPS, 2, 4], &[STEPS * 2, 4]);
         assert_eq!(inner, Some(Layout { inner: 2, ..at(0) }));
         assert_eq!(at(0).reshaped(&[STEPS, 1], &[STEPS, 1, 1]), Some(at(0)));
+        assert_eq!(at(0).reshaped(&[STEPS, 0, 5, 80], &[STEPS, 0, 400]), Some(at(0)));
     }
 
     #[test]
     fn steps_that_are_taken_apart_have_no_place() {
         assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS / 2, 2, 4]), None);
         assert_eq!(at(0).reshaped(&[STEPS, 3], &[3, STEPS]), None);
+        assert_eq!(at(0).reshaped(&[STEPS, 0], &[0, STEPS]), None);
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
+mod builtin;
+mod builtin_options;
 mod command;
 mod common;
 mod delays;

@@ -1,0 +1,229 @@
+//! Log mel filter banks of speech, as recognisers take them: Kaldi's, and those of NeMo's streaming models.
+
+use super::builder::Builder;
+use super::framing::{AUDIO, Beginning, FRAMES, Framing};
+use super::mel::{MelBank, MelScale};
+use super::options::{BuiltinError, Options};
+use super::windows::{Window, transform};
+use crate::onnx::schema::ModelProto;
+
+pub const FEATURES: &str = "features";
+
+/// What Kaldi adds to no energy: the smallest step of a 32-bit float at 1.
+const KALDI_FLOOR: f64 = 1.192_092_9e-7;
+/// What NeMo adds to each energy, 2^-24.
+const NEMO_GUARD: f64 = 1.0 / 16_777_216.0;
+/// Samples in the longest frame: its Fourier transform has 64 MiB.
+const MOST_SAMPLES: usize = 4096;
+const NOT_REPEATABLE: &str = "noise would give other features each time";
+
+/// What both kinds have in common.
+struct Bank {
+    sample_hz: f64,
+    framing: Framing,
+    preemphasis: f64,
+    window: Vec<f64>,
+    mel: MelBank,
+    scale: f64,
+}
+
+impl Bank {
+    fn fft_length(&self) -> usize {
+        self.framing.frame.next_power_of_two()
+    }
+
+    /// The bins that triangles may have. Kaldi's and NeMo's end below the highest frequency of the spectrum, where a
+    /// triangle has no weight.
+    fn bins(&self) -> usize {
+        self.fft_length() / 2
+    }
+
+    fn bin_hz(&self) -> f64 {
+        self.sample_hz / self.fft_length() as f64
+    }
+
+    /// The samples, as large as the recogniser knows them.
+    fn scaled(&self, builder: &mut Builder) -> &'static str {
+        builder.input(AUDIO, "batch samples");
+        if self.scale == 1.0 {
+            return AUDIO;
+        }
+        let scale = builder.float("scale", self.scale);
+        builder.node("Mul", &[AUDIO, &scale], "scaled_audio");
+        "scaled_audio"
+    }
+
+    /// The energies of the mel bands of `frames`, `[batch, frames, bands]`.
+    fn energies(&self, builder: &mut Builder, frames: &str) {
+        let bins = self.bins();
+        let matrix = transform(&self.window, self.fft_length(), bins);
+        // A MatMul takes a third of the time of DFT or STFT in ONNX Runtime on a CPU (512 samples), and the backend
+        // knows how it treats the rows of a batch.
+        let matrix = builder.floats("windowed_fourier_transform", &[self.framing.frame, 2 * bins], &matrix);
+        builder.node("MatMul", &[frames, &matrix], "spectrum");
+        builder.node("Mul", &["spectrum", "spectrum"], "squares");
+        // The squares of real and imaginary parts are added with equal weights.
+        let weights = self.mel.weights(bins, self.bin_hz()).repeat(2);
+        let weights = builder.floats("mel_weights", &[2 * bins, self.mel.count], &weights);
+        builder.node("MatMul", &["squares", &weights], "mel_energies");
+    }
+}
+
+/// `fbank:kaldi`.
+pub fn kaldi(options: &mut Options) -> Result<ModelProto, BuiltinError> {
+    let bank = read(
+        options,
+        MelScale::Kaldi,
+        &[
+            ("povey", Window::Povey),
+            ("hamming", Window::Hamming),
+            ("hanning", Window::Hann),
+            ("rectangular", Window::Rectangular),
+        ],
+    )?;
+    let snips = options.choice("snip_edges", &[("true", true), ("false", false)])?;
+    let removes_offset = options.choice("remove_dc_offset", &[("true", true), ("false", false)])?;
+    let floor = options.number("mel_floor", KALDI_FLOOR, 1e-30..=1.0)?;
+    options.only("dither", "0", NOT_REPEATABLE)?;
+    options.finish()?;
+    check(options, &bank)?;
+    let Framing { frame, hop } = bank.framing;
+    let mut graph = Builder::new("fbank_kaldi");
+    let audio = bank.scaled(&mut graph);
+    let beginning = if snips { Beginning::Nothing } else { Beginning::Mirrored(frame / 2 - hop / 2) };
+    let buffer = Framing::join(&mut graph, audio, beginning);
+    bank.framing.cut(&mut graph, buffer);
+    let frames = if removes_offset { without_offset(&mut graph, frame) } else { FRAMES };
+    let frames = emphasized_alone(&mut graph, frames, frame, bank.preemphasis);
+    bank.energies(&mut graph, frames);
+    let floor = graph.float("mel_floor", floor);
+    graph.node("Max", &["mel_energies", &floor], "floored_energies");
+    graph.node("Log", &["floored_energies"], FEATURES);
+    graph.output(FEATURES, &format!("batch frames {}", bank.mel.count));
+    bank.framing.keep(&mut graph, buffer);
+    Ok(graph.model(options.described(), &[]))
+}
+
+/// `mel:nemo`.
+pub fn nemo(options: &mut Options) -> Result<ModelProto, BuiltinError> {
+    let bank = read(
+        options,
+        MelScale::Slaney,
+        &[("hann", Window::Hann), ("hamming", Window::Hamming), ("rectangular", Window::Rectangular)],
+    )?;
+    let guard = options.number("log_zero_guard_value", NEMO_GUARD, 1e-30..=1.0)?;
+    let whole = "per_feature and all_features normalize over a whole recording, which a stream doesn't know; NeMo's streaming \
+                 models have NA";
+    options.only("normalize", "NA", whole)?;
+    options.only("dither", "0", NOT_REPEATABLE)?;
+    options.finish()?;
+    check(options, &bank)?;
+    let mut graph = Builder::new("mel_nemo");
+    let audio = bank.scaled(&mut graph);
+    // A frame has its number of hops in its middle, so the first one begins in front of the recording. The pre-emphasis of its
+    // first sample needs one more.
+    let buffer = Framing::join(&mut graph, audio, Beginning::Zeros(bank.framing.frame / 2 + 1));
+    let signal = emphasized(&mut graph, buffer, bank.preemphasis);
+    bank.framing.cut(&mut graph, signal);
+    bank.energies(&mut graph, FRAMES);
+    let guard = graph.float("log_zero_guard_value", guard);
+    graph.node("Add", &["mel_energies", &guard], "guarded_energies");
+    graph.node("Log", &["guarded_energies"], "log_energies");
+    graph.transpose(&[0, 2, 1], "log_energies", FEATURES);
+    graph.output(FEATURES, &format!("batch {} frames", bank.mel.count));
+    bank.framing.keep(&mut graph, buffer);
+    Ok(graph.model(options.described(), &[]))
+}
+
+/// Reads the options that both kinds have. Their defaults are the same.
+fn read(options: &mut Options, scale: MelScale, windows: &[(&str, Window)]) -> Result<Bank, BuiltinError> {
+    let sample_hz = options.int("sample_frequency", 16000, 1000..=192_000)? as f64;
+    let count = options.int("num_mel_bins", 80, 1..=512)?;
+    let mut samples = |option, default| -> Result<usize, BuiltinError> {
+        let milliseconds = options.number(option, default, 1.0..=200.0)?;
+        // Kaldi drops the fraction of a sample, too. A length such as 0.03 × 1000 must not lose a sample by rounding.
+        Ok((milliseconds * sample_hz / 1000.0 + 1e-6) as usize)
+    };
+    let (frame, hop) = (samples("frame_length", 25.0)?, samples("frame_shift", 10.0)?);
+    let window = options.choice("window_type", windows)?;
+    let preemphasis = options.number("preemphasis_coefficient", 0.97, 0.0..=1.0)?;
+    let low_hz = options.number("low_freq", if scale == MelScale::Kaldi { 20.0 } else { 0.0 }, 0.0..=96_000.0)?;
+    let high = options.number("high_freq", 0.0, -96_000.0..=96_000.0)?;
+    let scale_of_samples = options.number("scale", 1.0, 1e-6..=1e6)?;
+    Ok(Bank {
+        sample_hz,
+        framing: Framing { frame, hop },
+        preemphasis,
+        window: window.weights(frame.max(2), false),
+        // As in Kaldi, 0 means the highest frequency, and a negative number is below it.
+        mel: MelBank { scale, count, low_hz, high_hz: if high > 0.0 { high } else { sample_hz / 2.0 + high } },
+        scale: scale_of_samples,
+    })
+}
+
+/// Refuses options that are possible, but not together.
+fn check(options: &Options, bank: &Bank) -> Result<(), BuiltinError> {
+    let Framing { frame, hop } = bank.framing;
+    if !(4..=MOST_SAMPLES).contains(&frame) {
+        return Err(
+            options.wrong("frame_length", format!("a frame of 4 to {MOST_SAMPLES} samples is expected, not {frame}"))
+        );
+    }
+    if hop == 0 || hop >= frame {
+        return Err(options.wrong("frame_shift", format!("less than frame_length is expected, {frame} samples")));
+    }
+    let MelBank { low_hz, high_hz, count, .. } = bank.mel;
+    let nyquist = bank.sample_hz / 2.0;
+    if high_hz > nyquist || high_hz <= low_hz {
+        let allowed = format!(
+            "a frequency above low_freq, {low_hz} Hz, is expected, up to {nyquist} Hz; 0 means {nyquist} Hz, and a \
+             negative number is below it"
+        );
+        return Err(options.wrong("high_freq", allowed));
+    }
+    if let Some(band) = bank.mel.empty_band(bank.bins(), bank.bin_hz()) {
+        let allowed = format!(
+            "the spectrum of {} bins has none for band {band}: fewer bands or a longer frame is expected than {count} of \
+             {frame} samples",
+            bank.bins()
+        );
+        return Err(options.wrong("num_mel_bins", allowed));
+    }
+    Ok(())
+}
+
+/// Frames without their means.
+fn without_offset(graph: &mut Builder, frame: usize) -> &'static str {
+    let axis = graph.ints("axis_2", &[2]);
+    let length = graph.float("frame_length", frame as f64);
+    graph.node("ReduceSum", &[FRAMES, &axis], "sums");
+    graph.node("Div", &["sums", &length], "means");
+    graph.node("Sub", &[FRAMES, "means"], "centered_frames");
+    "centered_frames"
+}
+
+/// Pre-emphasis within each frame, as Kaldi does: the first sample takes itself for the one before.
+fn emphasized_alone(graph: &mut Builder, frames: &str, frame: usize, coefficient: f64) -> &'static str {
+    let (begin, one) = (graph.ints("none", &[0]), graph.ints("one", &[1]));
+    let last = graph.ints("last_sample", &[frame as i64 - 1]);
+    graph.slice(2, frames, (&begin, &one), "first_samples");
+    graph.slice(2, frames, (&begin, &last), "samples_before_others");
+    graph.along("Concat", 2, &["first_samples", "samples_before_others"], "samples_before");
+    difference(graph, frames, coefficient)
+}
+
+/// Pre-emphasis of the whole signal. The result is one sample shorter.
+fn emphasized(graph: &mut Builder, signal: &str, coefficient: f64) -> &'static str {
+    let (begin, one) = (graph.ints("none", &[0]), graph.ints("one", &[1]));
+    let (last, end) = (graph.ints("last_sample", &[-1]), graph.ints("end", &[super::builder::END]));
+    graph.slice(1, signal, (&begin, &last), "samples_before");
+    graph.slice(1, signal, (&one, &end), "samples");
+    difference(graph, "samples", coefficient)
+}
+
+fn difference(graph: &mut Builder, samples: &str, coefficient: f64) -> &'static str {
+    let coefficient = graph.float("preemphasis_coefficient", coefficient);
+    graph.node("Mul", &["samples_before", &coefficient], "parts_before");
+    graph.node("Sub", &[samples, "parts_before"], "emphasized");
+    "emphasized"
+}
