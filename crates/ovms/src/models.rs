@@ -1,0 +1,5 @@
+//! The signatures of the models.
+
+/// The signatures that Triton has given, kept until they change.
+#[derive(Debug, Default)]
+pub struct Models {}
