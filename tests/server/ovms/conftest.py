@@ -10,7 +10,7 @@ import pytest
 from harness import models
 from harness.model import Model
 from harness.own import ID_OUTPUT, own
-from harness.raw import PROTOCOLS
+from harness.ways import connected
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def serve(deployment, request):
 
 
 @pytest.fixture
-def connect(deployment):
-    """Connects clients, which are closed with the test."""
+def connect(deployment, request):
+    """Connects clients, which are closed with the test. The parameter is the protocol of those that name none."""
     with contextlib.ExitStack() as opened:
 
-        def made(protocol: str = "unary"):
-            client = PROTOCOLS[protocol](deployment)
+        def made(protocol: str = getattr(request, "param", "unary")):
+            client = connected(deployment, protocol)
             opened.callback(client.close)
             return client
 
