@@ -6,10 +6,14 @@ timeouts or other parameters of a request runs with Triton's clients only.
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 import pytest
 
-from harness import raw, tensorflow_serving
-from harness.own import ByInputs, ByParameters
+from harness import models, raw, tensorflow_serving
+from harness.model import Model
+from harness.own import ID_OUTPUT, ByInputs, ByParameters, own
 
 DIRECT, GATEWAY = list(raw.PROTOCOLS), list(tensorflow_serving.CLIENTS)
 
@@ -44,3 +48,28 @@ def connected(deployment, protocol: str):
     if protocol in tensorflow_serving.CLIENTS:
         return tensorflow_serving.CLIENTS[protocol](deployment.gateway)
     return raw.PROTOCOLS[protocol](deployment)
+
+
+@pytest.fixture
+def serve(deployment, request):
+    """Serves `models.work`, or another model, under the test's name: with these parameters, scheduled by the backend, and
+    with the output for ids."""
+
+    def made(make=models.work, parameters=None, more=ID_OUTPUT, **changes) -> Model:
+        name = re.sub(r"\W+", "_", request.node.name).strip("_")
+        return deployment.serve(own(make(name=name, more=more, **changes), **(parameters or {})))
+
+    return made
+
+
+@pytest.fixture
+def connect(deployment, request):
+    """Connects clients, which are closed with the test. The parameter is the protocol of those that name none."""
+    with contextlib.ExitStack() as opened:
+
+        def made(protocol: str = getattr(request, "param", "unary")):
+            client = connected(deployment, protocol)
+            opened.callback(client.close)
+            return client
+
+        yield made
