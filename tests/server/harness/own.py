@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.model import Model
-from harness.raw import Answer, Client, Refused
+from harness.raw import Answer, Asks, Refused
 from harness.sequence_oracle import SequenceOracle, assert_same
 
 #: The parameter of each answer that has the id.
@@ -122,9 +122,7 @@ class Talk:
     Without an id, the sequence takes the one that the answer to its START has.
     """
 
-    def __init__(
-        self, client: Client, model: Model, sequence_id: Id = None, way: Way = ByParameters, version: str = ""
-    ):
+    def __init__(self, client: Asks, model: Model, sequence_id: Id = None, way: Way = ByParameters, version: str = ""):
         self.client = client
         self.model = model
         self.sequence_id = sequence_id

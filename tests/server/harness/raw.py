@@ -11,7 +11,8 @@ import http.client
 import json
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -175,6 +176,16 @@ def take_back(deployment, model: str, inputs: Inputs, parameters: Parameters, af
 
 
 Client = Unary | Stream | Http
+
+
+class Asks(Protocol):
+    """A client that asks and waits, of these or through the gateway."""
+
+    by_ovms: bool
+
+    @property
+    def ask(self) -> Callable[..., Answer]: ...
+
 
 PROTOCOLS: dict[str, type[Client]] = {"unary": Unary, "stream": Stream, "http": Http}
 
