@@ -49,11 +49,14 @@ class Gateway:
         grpc_port, rest_port = ports or (free_port(HOST, ()), free_port(HOST, ()))
         self.grpc_url, self.rest_url = f"{HOST}:{grpc_port}", f"{HOST}:{rest_port}"
         self.log = tempfile.TemporaryFile()
+        given = [str(argument) for argument in arguments]
         addresses = [f"--port={grpc_port}", f"--rest_port={rest_port}"]
-        addresses += [f"--grpc_bind_address={HOST}", f"--rest_bind_address={HOST}"]
+        for option in ("--grpc_bind_address", "--rest_bind_address"):
+            if not any(argument.startswith(option) for argument in given):
+                addresses.append(f"{option}={HOST}")
         launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
         self.process = subprocess.Popen(
-            [*launcher, str(PROGRAM), *addresses, *map(str, arguments)],
+            [*launcher, str(PROGRAM), *addresses, *given],
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
