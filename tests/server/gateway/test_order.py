@@ -11,7 +11,10 @@ from harness.own import FAILS, fed, own, total, while_they_run
 from harness.raw import Refused
 from harness.tensorflow_serving import Predict, of_ovms, predict_request
 
-START, STEP, END = {"sequence_start": True}, {}, {"sequence_end": True}
+Flags = dict[str, bool]
+START: Flags = {"sequence_start": True}
+STEP: Flags = {}
+END: Flags = {"sequence_end": True}
 
 
 def of(sequence_id: int, flags=STEP) -> dict:

@@ -7,6 +7,7 @@ both of Triton's ways to control one become these; what this API cannot express 
 from __future__ import annotations
 
 import base64
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,7 +100,9 @@ class Predict:
     by_ovms = True
 
     def __init__(self, gateway):
-        self.channel = grpc.insecure_channel(gateway.grpc_url, [("grpc.max_receive_message_length", -1)])
+        # a connection of its own: channels would share one
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        self.channel = grpc.insecure_channel(gateway.grpc_url, options)
         self.stub = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
 
     def ask(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Answer:
@@ -127,6 +130,31 @@ class Call:
         except grpc.RpcError as error:
             raise Refused(error.code().name, error.details(), by_ovms=True) from None
         return answer_of({name: array(proto) for name, proto in response.outputs.items()})
+
+
+class Pipelined(Predict):
+    """All requests on one connection, without a wait. `reply` gives what came for the one that was sent first."""
+
+    def __init__(self, gateway):
+        super().__init__(gateway)
+        self.due: deque[tuple[int, Call]] = deque()
+        self.count = 0
+
+    def send(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Any:
+        number, self.count = self.count, self.count + 1
+        self.due.append((number, super().send(model, inputs, parameters, **how)))
+        return number
+
+    def reply(self) -> tuple[int, Answer | Refused]:
+        number, call = self.due.popleft()
+        try:
+            return number, call.answer()
+        except Refused as error:
+            return number, error
+
+    def leave(self) -> None:
+        """Breaks the connection off."""
+        self.channel.close()
 
 
 class Rest:
