@@ -91,7 +91,7 @@ def test_open_requests_are_finished_at_the_end(managed):
 
 
 def under_way(gateway) -> float:
-    return gateway.metric("stateful_ovms_requests_under_way")
+    return gateway.metric("stateful_ovms_requests_running")
 
 
 def test_a_second_signal_ends_at_once(managed, tmp_path):

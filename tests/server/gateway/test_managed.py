@@ -247,6 +247,21 @@ def test_a_changed_file_of_a_model_is_loaded_and_its_signature_is_new(config, st
     rest.close()
 
 
+def test_stateful_switched_off_is_refused_and_the_model_stays(config, start, talk):
+    """O53. OpenVINO Model Server refuses it, too."""
+    entry = config.entry(models.work("m"))
+    gateway = start("--config_path", config.write(entry), NEVER)
+    kept = talk(gateway, "m")
+    kept.start()
+    config.write({**entry, "stateful": False})
+    response = gateway.post("/v1/config/reload")
+    assert response.status_code >= 400 and "stateful" in response.json()["error"], response.text
+    kept.step()
+    config.write(entry)
+    reload(gateway, 200)
+    kept.end()
+
+
 def test_a_file_that_is_half_written_changes_nothing(config, start, talk):
     first, second = config.entry(models.work("first")), config.entry(models.work("second"))
     gateway = start("--config_path", config.write(first), NEVER)

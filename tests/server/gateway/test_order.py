@@ -72,7 +72,7 @@ def under_way(gateway) -> float:
     return gateway.metric(UNDER_WAY)
 
 
-UNDER_WAY = "stateful_ovms_requests_under_way"
+UNDER_WAY = "stateful_ovms_requests_running"
 
 
 def test_requests_of_several_connections_run_in_the_order_in_which_they_arrived(gateway, serve, connect):

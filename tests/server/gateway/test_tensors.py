@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness import models
+from harness.model import Tensor
 from harness.own import FAILS, fed, total
 from harness.raw import Refused
 from harness.repetitions import every_type
@@ -299,6 +300,30 @@ def test_a_filter_with_an_unknown_name(serve, predict):
     assert caught.value.code == "INVALID_ARGUMENT"
     with pytest.raises(Refused, match="Sequence with provided ID does not exist"):
         predict.ask(model.name, fed(5), STEP)
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "sequence_control_input"])
+def test_o58_a_models_own_output_of_a_special_name_is_not_answered(serve, connect, name):
+    """The id is, as in OpenVINO Model Server."""
+    output = Tensor(name, "int64", (1,))
+
+    def make(of_model, **changes):
+        model = models.work(of_model, **changes)
+
+        def build():
+            graph = model.build()
+            for node in graph.graph.node:
+                node.output[:] = [name if output == "OUTPUT" else output for output in node.output]
+            graph.graph.output[0].name = name
+            return graph
+
+        return model.variant(of_model, build=build)
+
+    model = serve(make, outputs=(output,), more="")
+    for client in (connect("predict"), connect("rest")):
+        answer = client.ask(model.name, fed(5), START)
+        assert set(answer.outputs) == {"sequence_id"} and answer.outputs["sequence_id"].tolist() == [42]
+        client.ask(model.name, fed(5), {**STEP, "sequence_end": True})
 
 
 def test_a_run_that_fails_is_an_internal_error(serve, predict, rest):
