@@ -20,6 +20,13 @@ impl Failure {
         Self { code, message: message.into() }
     }
 
+    /// Loading or unloading was asked of Triton, but the gateway's configuration says which models it has.
+    pub fn managed_models() -> Self {
+        let text = "the gateway loads and unloads the models itself: change config.json, and POST /v1/config/reload if \
+                    you don't want to wait";
+        Self::new(Code::PermissionDenied, text)
+    }
+
     /// HTTP's status for the code, as OVMS answers.
     pub fn http_status(&self) -> StatusCode {
         match self.code {

@@ -1,19 +1,53 @@
 //! All that a request needs, whatever protocol it comes by.
 
+use std::sync::Arc;
+
+use tonic::Code;
+
+use crate::failure::Failure;
 use crate::managed::Managed;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Models, Signature, Version};
+use crate::predict::order::Order;
+use crate::predict::version_text;
+use crate::status;
 use crate::triton::Triton;
 
 /// Shared by all connections of both ports.
-#[derive(Debug)]
 pub struct Gateway {
     /// Where the models are served.
     pub triton: Triton,
     /// Their signatures.
     pub models: Models,
+    /// The requests of each sequence.
+    pub order: Order,
     /// Counts and times.
     pub metrics: Metrics,
     /// The configuration, if the gateway has started Triton itself.
     pub managed: Option<Managed>,
+}
+
+impl Gateway {
+    /// A gateway in front of `triton`, which has the models of `managed` if the gateway has started it.
+    pub fn new(triton: Triton, managed: Option<Managed>) -> Self {
+        Self { triton, models: Models::default(), order: Order::default(), metrics: Metrics::default(), managed }
+    }
+
+    /// The signature as Triton has it now. The failure has OVMS's text for a model that isn't served.
+    pub async fn ask_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
+        match self.triton.metadata(name, &version_text(version)).await {
+            Ok(metadata) => {
+                let signature = Arc::new(Signature::new(metadata, version));
+                self.models.insert(name, version, signature.clone());
+                Ok(signature)
+            }
+            Err(failure) => {
+                if failure.code == Code::DeadlineExceeded {
+                    return Err(failure);
+                }
+                self.models.remove(name);
+                Err(status::why_not_served(self, name, version, failure).await)
+            }
+        }
+    }
 }
