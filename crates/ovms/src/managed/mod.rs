@@ -91,11 +91,10 @@ impl Managed {
     pub async fn reload(&self) -> Result<Reload, Failure> {
         let update = self.update(true).await;
         if let Some(error) = update.unreadable {
-            return Err(Failure::new(Code::FailedPrecondition, format!("Reloading config file failed: {error}")));
+            return Err(Failure::new(Code::FailedPrecondition, error));
         }
         if !update.problems.is_empty() {
-            let problems = update.problems.join("; ");
-            return Err(Failure::new(Code::Internal, format!("Reloading models versions failed: {problems}")));
+            return Err(Failure::new(Code::Internal, update.problems.join("; ")));
         }
         Ok(if update.changed { Reload::Changed } else { Reload::Unchanged })
     }

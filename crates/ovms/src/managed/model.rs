@@ -110,7 +110,10 @@ impl Model {
             let mut reasons = failed_versions(triton, name).await;
             reasons.retain(|number, _| wanted.versions.contains_key(number) && !self.failed.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
-            self.failure = Some(if said.is_empty() { message } else { said.join("; ") });
+            let failure = if said.is_empty() { message } else { said.join("; ") };
+            // The files are known to the user by their own names.
+            let (folder_text, base_path) = (folder.display().to_string(), entry.base_path.display().to_string());
+            self.failure = Some(failure.replace(&folder_text, &base_path));
             if reasons.is_empty() {
                 self.restore(folder).await;
                 return false;
