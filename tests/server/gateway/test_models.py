@@ -154,7 +154,7 @@ def test_a_model_that_is_unloaded_and_loaded_with_another_signature(deployment, 
     """No response is read with the old one."""
     model = serve(models.counter, type="fp32")
     for client in (predict, rest):
-        with pytest.raises(Refused, match="shape|INPUT"):
+        with pytest.raises(Refused, match="shape|INPUT|WORK"):
             client.ask(model.name, fed(1), {"sequence_id": 42, "sequence_start": True})
     deployment.unload(model)
     for client, code in ((predict, "NOT_FOUND|UNAVAILABLE"), (rest, "404|503")):

@@ -241,5 +241,6 @@ def _instances(inputs: dict[str, list]) -> list[dict]:
 
 
 def _columns(predictions: list[dict]) -> dict[str, list]:
+    """The outputs of the one row. Each has lost its first dimension, which is the only one of `sequence_id`."""
     [row] = predictions
-    return {name: value if name == "sequence_id" else [value] for name, value in row.items()}
+    return {name: [value] for name, value in row.items()}
