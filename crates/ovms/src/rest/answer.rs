@@ -233,7 +233,7 @@ mod tests {
     fn columns_are_objects_unless_there_is_one_output() {
         let y = ("y", floats(&[2, 2], &[1.0, 0.1, 1e-7, -3e38]));
         assert_eq!(
-            written(&[y.clone()], Some(u64::MAX), Format::Column),
+            written(std::slice::from_ref(&y), Some(u64::MAX), Format::Column),
             r#"{"outputs": {"y": [[1.0, 0.1], [1e-7, -3e38]], "sequence_id": [18446744073709551615]}}"#
         );
         assert_eq!(written(&[y], None, Format::Column), r#"{"outputs": [[1.0, 0.1], [1e-7, -3e38]]}"#);

@@ -43,7 +43,7 @@ fn loads_or_unloads(path: &str) -> bool {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
     let mut parts = decoded.split('/').filter(|part| !part.is_empty());
     let starts = parts.by_ref().take(2).eq(["v2", "repository"]);
-    starts && parts.last().is_some_and(|last| last == "load" || last == "unload")
+    starts && parts.next_back().is_some_and(|last| last == "load" || last == "unload")
 }
 
 /// Headers that are about one connection, and those that `Connection` names.
