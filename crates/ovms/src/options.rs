@@ -19,12 +19,16 @@ use crate::refused;
 /// OVMS's, in seconds.
 const POLL_WAIT: u32 = 1;
 const TRITON_HTTP_PORT: u16 = 8000;
+const VERSION: &str = match option_env!("STATEFUL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 const REST_WORKERS: std::ops::RangeInclusive<u32> = 2..=10_000;
 
 /// Serves clients of OpenVINO Model Server with Triton's stateful backend: in front of a tritonserver that runs, or with one
 /// that it starts.
 #[derive(Debug, Parser)]
-#[command(name = "stateful-ovms", version, rename_all = "snake_case", max_term_width = 100)]
+#[command(name = "stateful-ovms", version = VERSION, rename_all = "snake_case", max_term_width = 100)]
 struct Arguments {
     /// Port of the gRPC server; 0 or absent: none.
     #[arg(long, value_name = "PORT")]

@@ -11,6 +11,8 @@ mod repository;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -236,6 +238,7 @@ pub fn print_config(source: &Source) -> Result<(String, Vec<String>), String> {
 pub fn repository() -> Result<TempDir, String> {
     tempfile::Builder::new()
         .prefix("stateful-ovms-")
+        .permissions(Permissions::from_mode(0o700))
         .tempdir()
         .map_err(|error| format!("cannot make a folder in {}: {error}", std::env::temp_dir().display()))
 }

@@ -179,6 +179,8 @@ fn spawn(
         .arg(format!("--grpc-port={grpc_port}"))
         .arg(format!("--http-port={http_port}"))
         .args(&options.arguments)
+        // Newer ONNX Runtimes keep a database for telemetry in the user's home or in TMPDIR without it.
+        .env("ORT_DISABLE_TELEMETRY", env::var_os("ORT_DISABLE_TELEMETRY").unwrap_or_else(|| "1".into()))
         .stdin(Stdio::null())
         .process_group(0)
         .kill_on_drop(true);
