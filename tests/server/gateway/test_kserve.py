@@ -58,7 +58,7 @@ def test_a_stream_carries_many_requests_both_ways(serve, through):
     model, streams = serve(), [through(raw.Stream) for _ in range(4)]
 
     def flood(at: int) -> None:
-        stream, length = streams[at], 300
+        stream, length = streams[at], 90
         for i in range(length):
             flags = {"sequence_start": i == 0, "sequence_end": i == length - 1}
             stream.send(model.name, fed(1), {"sequence_id": at + 1, **flags})

@@ -137,6 +137,8 @@ class Pipelined(Predict):
 
     def __init__(self, gateway):
         super().__init__(gateway)
+        # requests that wait for the connection are sent in any order
+        grpc.channel_ready_future(self.channel).result(TIMEOUT_S)
         self.due: deque[tuple[int, Call]] = deque()
         self.count = 0
 
