@@ -43,7 +43,7 @@ def test_requests_on_one_connection_run_in_the_order_in_which_they_were_sent(ser
 
 
 def test_a_start_behind_an_end_begins_a_new_sequence(serve, pipelined):
-    """O34, O35, O38, all sent at once."""
+    """O34, O35 and O38, all sent at once. What comes behind the END waits for it, where OpenVINO Model Server refuses it."""
     model = serve()
     asked = [(1, START), (2, STEP), (4, END), (8, STEP), (10, START), (20, END), (16, END)]
     for value, flags in asked * 10:

@@ -46,7 +46,6 @@ def test_o34_a_start_behind_an_end_begins_a_new_sequence(serve, connect, workers
     assert sums(connect("stream"), model, asked * 3) == [1, 3, 10, 30] * 3
 
 
-@through_gateway
 def test_o35_a_request_behind_an_end_is_not_found_at_once(serve, connect):
     """Not if 42 is the only live sequence: its END then runs on the thread that takes requests."""
     model, client, other = serve(), connect(), connect()
@@ -83,7 +82,6 @@ def test_o36_requests_of_a_sequence_run_in_order_and_never_two_in_one_run(deploy
     assert batch_sizes(deployment, model) == {1: 10}
 
 
-@through_gateway
 def test_o37_a_start_runs_beside_a_busy_sequence_on_another_worker(serve, connect):
     model, client, other = serve(parameters={"worker_count": 2, "on_duplicate_start": "restart"}), connect(), connect()
 
@@ -98,7 +96,6 @@ def test_o37_a_start_runs_beside_a_busy_sequence_on_another_worker(serve, connec
     assert total(client.ask(model.name, fed(0), end(42))) == 7
 
 
-@through_gateway
 def test_o37_a_start_does_not_wait_for_the_queue_of_a_busy_sequence(serve, connect):
     """One worker: the START runs beside the second request of the busy sequence, not behind its last."""
     model, client, other = serve(parameters={"on_duplicate_start": "restart"}), connect(), connect()
