@@ -29,7 +29,12 @@ def compare(folder: Path, streams: list[int], seconds: float, blocks: int) -> It
     with TritonServer(folder) as server, _Gateway(server) as gateway:
         [given] = MODEL.inputs
         of_model = [f"--model={MODEL.name}", f"--input={given.name}", f"--width={abs(given.dims[-1])}"]
-        load = [str(PROGRAMS / "examples" / "load"), f"--gateway={gateway.url}", f"--triton={server.grpc_url}", *of_model]
+        load = [
+            str(PROGRAMS / "examples" / "load"),
+            f"--gateway={gateway.url}",
+            f"--triton={server.grpc_url}",
+            *of_model,
+        ]
         counts = ",".join(map(str, streams))
         how = [f"--streams={counts}", f"--seconds={seconds}", f"--blocks={blocks}"]
         made = subprocess.run([*load, *how], stdout=subprocess.PIPE, text=True, check=True)
