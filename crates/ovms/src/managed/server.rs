@@ -26,6 +26,8 @@ const LAUNCHER: &str = "--launch-tritonserver";
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 const ATTEMPTS: usize = 5;
 const READY_POLL: Duration = Duration::from_millis(50);
+/// One that is about to end may accept the connection and say nothing.
+const READY_CALL: Duration = Duration::from_secs(1);
 const READY_NOTE: Duration = Duration::from_secs(30);
 /// How long tritonserver may finish requests, and how much longer it may take to end.
 const EXIT_TIMEOUT_S: u64 = 10;
@@ -109,7 +111,7 @@ impl Server {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
-            if self.triton.is_ready().await {
+            if timeout(READY_CALL, self.triton.is_ready()).await.unwrap_or(false) {
                 return Ok(None);
             }
             if begun.elapsed() > noted + READY_NOTE {
