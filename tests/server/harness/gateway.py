@@ -18,7 +18,7 @@ import requests
 from support import paths
 from support.server import DIE_WITH_PARENT, HOST, free_port
 
-PROGRAM = paths.TESTED / "bin" / "stateful-ovms"
+PROGRAM = paths.OVMS
 
 #: What a gateway needs to start a tritonserver of the tests.
 MANAGED = [f"--tritonserver={paths.TRITONSERVER}", f"--backend_directory={paths.TESTED_BACKENDS}"]
