@@ -108,12 +108,16 @@ impl Model {
                 return true;
             };
             let mut reasons = failed_versions(triton, name).await;
-            reasons.retain(|number, _| wanted.versions.contains_key(number) && !self.failed.contains_key(number));
+            reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
             let failure = if said.is_empty() { message } else { said.join("; ") };
             // The files are known to the user by their own names.
             let (folder_text, base_path) = (folder.display().to_string(), entry.base_path.display().to_string());
-            self.failure = Some(failure.replace(&folder_text, &base_path));
+            let failure = failure.replace(&folder_text, &base_path);
+            self.failure = Some(match self.failure.take() {
+                Some(before) => format!("{before}; {failure}"),
+                None => failure,
+            });
             if reasons.is_empty() {
                 self.restore(folder).await;
                 return false;
