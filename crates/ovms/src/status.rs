@@ -1,6 +1,6 @@
 //! Which models and versions are served, in TensorFlow Serving's states.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tonic::Code;
 
@@ -18,7 +18,7 @@ const NOT_LOADED_YET: &str = "Model with requested version is not loaded yet";
 /// The state of one version of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionStatus {
-    /// 0 if a model has failed before its versions were known.
+    /// 0 if the model's versions are not known yet.
     pub version: i64,
     /// A version that failed to load stays in `LOADING`, as in OVMS.
     pub state: State,
@@ -40,8 +40,9 @@ impl VersionStatus {
         Some(Self { version, state, problem })
     }
 
-    fn failed(version: i64, problem: String) -> Self {
-        Self { version, state: State::Loading, problem: Some(problem) }
+    /// A configured model of which Triton doesn't know a version.
+    fn loading(problem: Option<String>) -> Self {
+        Self { version: 0, state: State::Loading, problem }
     }
 
     /// The code in TensorFlow Serving's `StatusProto`.
@@ -64,13 +65,13 @@ pub async fn all(gateway: &Gateway) -> Result<BTreeMap<String, Vec<VersionStatus
         }
     }
     if let Some(managed) = &gateway.managed {
-        for name in managed.names() {
-            models.entry(name).or_default();
-        }
-        for (name, problem) in managed.problems() {
+        let mut problems = managed.problems();
+        let names = managed.names().into_iter().chain(problems.keys().cloned()).collect::<BTreeSet<_>>();
+        for name in names {
+            let problem = problems.remove(&name);
             let versions = models.entry(name).or_default();
             if versions.is_empty() {
-                versions.push(VersionStatus::failed(0, problem));
+                versions.push(VersionStatus::loading(problem));
             }
         }
     }
@@ -95,6 +96,11 @@ pub async fn why_not_served(gateway: &Gateway, name: &str, version: Version, fai
         Ok(mut models) => classify(models.remove(name), version).unwrap_or(failure),
         Err(failure) => failure,
     }
+}
+
+/// Whether the model may be served soon.
+pub fn is_loading(failure: &Failure) -> bool {
+    failure.code == Code::Unavailable && failure.message == NOT_LOADED_YET
 }
 
 /// None if the version is served after all.
@@ -147,7 +153,7 @@ mod tests {
         assert_eq!(message(statuses(&unloaded), None), Some((Code::NotFound, RETIRED.into())));
         let loading = [index("1", "UNAVAILABLE", "unloaded"), index("2", "LOADING", "")];
         assert_eq!(message(statuses(&loading), None), Some((Code::Unavailable, NOT_LOADED_YET.into())));
-        let failed = Some(vec![VersionStatus::failed(0, "no such file".into())]);
+        let failed = Some(vec![VersionStatus::loading(Some("no such file".into()))]);
         let text = format!("{NOT_LOADED_YET} - no such file");
         assert_eq!(message(failed, Some(7)), Some((Code::Unavailable, text)));
     }

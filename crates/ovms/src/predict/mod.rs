@@ -59,7 +59,7 @@ pub async fn run(
     let known = gateway.models.get(call.name, call.version);
     let signature = match &known {
         Some(signature) => signature.clone(),
-        None => gateway.ask_signature(call.name, call.version).await?,
+        None => gateway.wait_for_signature(call.name, call.version).await?,
     };
     let mut answer = attempt(gateway, call, &signature, &decode).await;
     if let Err(failure) = &answer
@@ -67,7 +67,7 @@ pub async fn run(
         && errors::may_come_from_an_old_signature(failure)
     {
         // Such a request has not run, so it may be sent again.
-        let current = gateway.ask_signature(call.name, call.version).await?;
+        let current = gateway.wait_for_signature(call.name, call.version).await?;
         if current != signature {
             answer = attempt(gateway, call, &current, &decode).await;
         }

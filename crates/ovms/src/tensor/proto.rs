@@ -7,8 +7,8 @@ use super::{DataType, Tensor, element_count, put_string};
 use crate::failure::Failure;
 use crate::proto::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 
-/// What values that a `*_val` field leaves out may add to a tensor.
-const ADDED_BYTES_MAX: usize = 64 << 20;
+/// What a single value in a `*_val` field may grow to when it stands for all elements.
+const EXPANDED_BYTES_MAX: usize = 64 << 20;
 
 /// The dimensions; none if the shape is absent or unknown.
 pub fn dimensions(shape: Option<&TensorShapeProto>) -> Vec<i64> {
@@ -27,8 +27,8 @@ pub fn shape_proto(dimensions: &[i64]) -> TensorShapeProto {
 }
 
 impl Tensor {
-    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. If
-    /// that field has too few, its last one stands for the rest, as in TensorFlow; none at all are refused.
+    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
+    /// single value there stands for all elements.
     pub fn from_proto(name: &str, proto: &TensorProto) -> Result<Self, Failure> {
         let wrong = |text: &str, details: String| {
             Failure::new(Code::InvalidArgument, format!("{text} - {details}; input name: {name}"))
@@ -117,20 +117,17 @@ impl Field {
         values: &[T],
         encode: impl Fn(T) -> Option<[u8; N]>,
     ) -> Result<Bytes, String> {
-        let Some(missing) = self.elements.checked_sub(values.len()) else {
-            return Err(format!("Expected: {}; Actual: {}", self.elements, values.len()));
-        };
-        if missing > 0 && values.is_empty() {
-            return Err(format!("Expected: {}; Actual: 0", self.elements));
-        }
-        if missing.checked_mul(self.size).is_none_or(|bytes| bytes > ADDED_BYTES_MAX) {
-            return Err(format!("Expected: {}; Actual: {}, and too many to add", self.elements, values.len()));
-        }
         let encoded: Option<Vec<[u8; N]>> = values.iter().map(|value| encode(*value)).collect();
         let mut encoded = encoded.ok_or("a value is out of range")?;
-        if let Some(last) = encoded.last().copied() {
-            encoded.resize(self.elements, last);
+        if let [value] = encoded[..]
+            && self.elements.checked_mul(self.size).is_some_and(|bytes| bytes <= EXPANDED_BYTES_MAX)
+        {
+            encoded.resize(self.elements, value);
         }
-        Ok(encoded.into_flattened().into())
+        if encoded.len() == self.elements {
+            Ok(encoded.into_flattened().into())
+        } else {
+            Err(format!("Expected: {}; Actual: {}", self.elements, values.len()))
+        }
     }
 }
