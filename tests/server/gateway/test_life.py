@@ -59,6 +59,14 @@ def test_a_gateway_ends_with_its_tritonserver_and_leaves_nothing(managed, tmp_pa
     assert not is_running(server) and left_over(tmp_path) == []
 
 
+def test_a_gateway_ends_in_order_after_a_request_to_tritons_http(managed):
+    """tritonserver ends when the connections to it have."""
+    assert managed.get("/v2/health/ready").status_code == 200
+    managed.ask_to_stop()
+    assert managed.ends() == 0
+    assert "it is killed" not in managed.log_text()
+
+
 def test_the_folder_is_of_this_user_only(managed, tmp_path):
     [name] = left_over(tmp_path)
     assert (tmp_path / "temporary" / name).stat().st_mode & 0o777 == 0o700

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -192,6 +193,10 @@ def test_names_of_models_that_need_care(config, start, talk):
     )
     for name in names:
         talk(gateway, name).whole(2)
+        path = f"/v1/models/{quote(name, safe='')}"
+        assert gateway.get(path).json()["model_version_status"][0]["state"] == "AVAILABLE"
+        inputs = {"INPUT": [[5]], "WORK": [[0]], "sequence_id": [1], "sequence_control_input": [1]}
+        assert gateway.post(f"{path}:predict", {"inputs": inputs}).json()["outputs"]["OUTPUT"] == [[5]]
 
 
 # ---- a configuration that changes
