@@ -114,6 +114,17 @@ def test_a_version_that_does_not_exist(alive, connect, protocol):
     refused("NOT_FOUND", 404, text, lambda: ask(client, alive, sequence_id=42, version="7"))
 
 
+@over_both
+def test_a_model_whose_sequences_core_schedules(connect, protocol):
+    """It takes no special inputs, and core wants an id in a parameter, which this API doesn't have."""
+    client = connect(protocol)
+    inputs = {"INPUT": np.zeros((1, 1), np.float32)}
+    with pytest.raises(Refused, match="^(INVALID_ARGUMENT|400): .*sequence_id"):
+        send_as_it_is(client, "control_model", inputs | {"sequence_id": np.array([42], np.uint64)})
+    with pytest.raises(Refused, match="^(INVALID_ARGUMENT|400): .*correlation ID"):
+        send_as_it_is(client, "control_model", inputs)
+
+
 # ---- which error comes first
 
 

@@ -158,6 +158,13 @@ def test_a_version_in_the_path(serve, rest):
     assert predict_at(rest, f"{model}/versions/1", STEP).json()["outputs"]["OUTPUT"] == [[10]]
 
 
+def test_a_label_in_the_path_is_the_latest_version(serve, rest):
+    """OpenVINO Model Server has no labels, and takes any of them for that."""
+    model = serve(versions=(1, 2), more="version_policy { all { } }").name
+    assert predict_at(rest, f"{model}/labels/stable", START).status_code == 200
+    assert predict_at(rest, f"{model}/versions/2", STEP).json()["outputs"]["OUTPUT"] == [[10]]
+
+
 @pytest.mark.parametrize("version", ["abc", "-1", "1.0", "99999999999999999999", ""])
 def test_a_version_that_is_no_number(serve, rest, version):
     assert error_of(predict_at(rest, f"{serve().name}/versions/{version}", START))[0] in (400, 404)
