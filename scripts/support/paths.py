@@ -21,6 +21,7 @@ TESTED = ROOT / os.environ.get("STATEFUL_TEST_BUILD", "build/tests")
 TESTED_BACKENDS = TESTED / "backends"
 INSPECT = TESTED / "bin" / "stateful-inspect"
 CONVERT = TESTED / "bin" / "stateful-convert"
+OVMS = TESTED / "bin" / "stateful-ovms"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 #: Where nvidia-pytriton, which has the server, is unpacked; scripts/test --servers names older ones.

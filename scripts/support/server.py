@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 # Runs in the child before tritonserver takes its place: keeps the pid, needs no fork handlers in a parent that has
 # gRPC threads. The parent may have died before the wish was registered, hence the second look.
-_DIE_WITH_PARENT = f"""
+DIE_WITH_PARENT = f"""
 import ctypes, os, sys
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
@@ -265,7 +265,7 @@ class TritonServer:
         self._choose_ports()
         self._open_log()
         self._id = f"triton-{uuid.uuid4().hex[:12]}"
-        launcher = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
         self._process = subprocess.Popen(
             [*launcher, str(paths.TRITONSERVER), *self._arguments()],
             stdin=subprocess.DEVNULL,
@@ -309,7 +309,7 @@ class TritonServer:
         for name, wanted in self._wanted_ports.items():
             if wanted is not None and not _is_free(self.address, wanted):
                 raise ServerError(f"the {name} port {wanted} of {self.address} is taken")
-            self._ports[name] = wanted or _free_port(self.address, exclude=self._ports.values())
+            self._ports[name] = wanted or free_port(self.address, exclude=self._ports.values())
 
     def _lost_port(self) -> int | None:
         """The port that another process had taken first, if the server says so."""
@@ -379,7 +379,7 @@ def has_option(name: str) -> bool:
     return f"  {name} " in subprocess.run([paths.TRITONSERVER, "--help"], capture_output=True, text=True).stderr
 
 
-def _free_port(address: str, exclude: Collection[int]) -> int:
+def free_port(address: str, exclude: Collection[int]) -> int:
     for port in random.sample(_FREE_PORTS, 200):
         if port not in exclude and _is_free(address, port):
             return port

@@ -57,12 +57,16 @@ esac
 """
 
 
+BASE = ["requirements", "requirements-nodeps"]
+TESTS = ["requirements-tests", "requirements-tests-nodeps"]
+
+
 @pytest.fixture
 def setup(tmp_path):
     """Runs scripts/setup in a folder with nothing else, and answers which lists it installed."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for file in ("setup", "requirements.txt", "requirements-nodeps.txt", "requirements-tests.txt"):
+    for file in ("setup", *(f"{name}.txt" for name in (*BASE, *TESTS))):
         shutil.copy(ROOT / "scripts" / file, scripts)
     python = tmp_path / "python"
     python.write_text(PYTHON)
@@ -78,22 +82,19 @@ def setup(tmp_path):
     return run
 
 
-BASE = ["requirements", "requirements-nodeps"]
-
-
 def test_the_tools_of_the_tests_are_installed_only_when_they_are_asked_for(setup):
     assert setup() == BASE
     assert setup() == []
-    assert setup("--tests") == ["requirements-tests"]
+    assert setup("--tests") == TESTS
     assert setup("--tests") == setup() == []
 
 
 def test_a_new_list_is_installed(setup, tmp_path):
-    assert setup("--tests") == [*BASE, "requirements-tests"]
+    assert setup("--tests") == [*BASE, *TESTS]
     (tmp_path / "scripts" / "requirements-tests.txt").write_text("another==1\n")
     assert setup() == []
-    assert setup("--tests") == ["requirements-tests"]
+    assert setup("--tests") == TESTS
     (tmp_path / "scripts" / "requirements.txt").write_text("another==1\n")
     assert setup() == BASE
     # the environment is new, so what the tests need has gone
-    assert setup("--tests") == ["requirements-tests"]
+    assert setup("--tests") == TESTS

@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import conversion, faults, padding, peers, report, service, state_api, step
+from support.bench import conversion, faults, ovms, padding, peers, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -35,6 +35,7 @@ LEVELS = (
     "bound",
     "faults",
     "conversion",
+    "ovms",
     "closed",
     "open",
 )
@@ -69,6 +70,11 @@ def main() -> int:
 def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Namespace) -> dict[str, report.Rows]:
     if level == "state":
         return {level: list(state_api.calls(folder, effort)), "state_allowed": list(state_api.allowing(folder, effort))}
+    if level == "ovms":
+        rows = list(ovms.compare(folder, options.sequences or [1, 16], 3 * options.seconds, options.blocks))
+        ratios = report.medians(ovms.over_direct(rows), ("streams",))
+        measured = report.medians([row for row in rows if "block" in row], ("way", "streams"))
+        return {level: [*measured, *(row for row in rows if "block" not in row)], "ovms_ratios": ratios}
     if level == "conversion":
         sequences = options.sequences or [1, 16, 64]
         rows = list(conversion.closed(folder, options.denoiser, sequences, options.seconds, options.blocks))
@@ -92,7 +98,7 @@ def tell(console: Console, found: dict[str, report.Rows]) -> None:
         for row in rows:
             if "failed" in row:
                 console.print(f"failed: {row['failed']}", markup=False, highlight=False)
-        if level.endswith("_ratios") and level != "conversion_ratios" and rows:
+        if level.endswith("_ratios") and level not in ("conversion_ratios", "ovms_ratios") and rows:
             keys = ("p50_us", "p99_us") if level == "open_ratios" else ("requests_per_s",)
             for key in keys:
                 console.print(report.markdown(rows, key), markup=False, highlight=False)
@@ -108,7 +114,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
-    parser.add_argument("--sequences", type=_numbers, help="for service, padding, conversion, closed and open")
+    parser.add_argument("--sequences", type=_numbers, help="for service, padding, conversion, ovms, closed and open")
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
@@ -126,7 +132,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--blocks",
         type=_number,
-        help="repetitions for service, bound, faults, conversion, closed and open (default: 3, with --quick 1)",
+        help="repetitions for service, bound, faults, conversion, ovms, closed and open (default: 3, with --quick 1)",
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument(

@@ -117,6 +117,20 @@ COLUMNS = {
         "of_bound_alone": "of bound",
         "of_bound_busy": "of bound beside clients",
     },
+    "ovms": {
+        "way": "way",
+        "streams": "clients",
+        "requests_per_s": "requests/s",
+        "p50_us": "p50 µs",
+        "p99_us": "p99 µs",
+        "resident_bytes": "the gateway's bytes",
+    },
+    "ovms_ratios": {
+        "streams": "clients",
+        "requests_per_s_over_direct": "requests/s / direct",
+        "p50_more_us": "p50 more µs",
+        "p99_more_us": "p99 more µs",
+    },
 }
 
 _CLIENTS = {
@@ -174,6 +188,8 @@ TITLES = {
     "open": "At a fixed rate, a part of the capacity",
     "open_ratios": "At a fixed rate: ours over the better peer",
     "bound": "The service, lstm, 64 sequences, against what the CPUs allow",
+    "ovms": "Clients of OpenVINO Model Server, through the gateway and with gRPC to Triton itself",
+    "ovms_ratios": "The gateway over Triton itself",
     "faults": "Good clients beside clients whose requests fail",
 }
 

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.clients import PROTOCOLS, Client, new_id
+from harness.gateway import Gateway
 from harness.model import Model
 from support.paths import TEST_DEVICE, TESTED_BACKENDS
 from support.server import TritonServer, has_option
@@ -75,6 +76,7 @@ class Deployment:
         self.admin = grpc_client.InferenceServerClient(self.server.grpc_url)
         self.stopped = False
         self._open: list[Client] = []
+        self._gateway: Gateway | None = None
 
     # ---- models
 
@@ -134,6 +136,13 @@ class Deployment:
         while self._open:
             self._open.pop().close()
 
+    @property
+    def gateway(self) -> Gateway:
+        """A gateway in front of this server."""
+        if self._gateway is None:
+            self._gateway = Gateway(f"--triton={self.server.grpc_url}", f"--triton_http={self.server.http_url}")
+        return self._gateway
+
     # ---- what can be seen
 
     def metric(self, name: str, model: Model) -> float:
@@ -182,6 +191,8 @@ class Deployment:
     def assert_healthy(self) -> None:
         """The server lives and the control model still gives right answers."""
         self.assert_running()
+        if self._gateway is not None:
+            self._gateway.assert_running()
         if not self.control_model:
             return
         client = PROTOCOLS["unary"](self)
@@ -210,3 +221,5 @@ class Deployment:
         self.stopped = True
         self.disconnect()
         self.admin.close()
+        if self._gateway is not None:
+            self._gateway.stop()

@@ -11,7 +11,8 @@ import http.client
 import json
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -35,16 +36,21 @@ class Answer:
 
 
 class Refused(Exception):
-    """The server's error. The code is gRPC's name or HTTP's number; a stream carries none."""
+    """The server's error. The code is gRPC's name or HTTP's number; a stream carries none.
 
-    def __init__(self, code: str, text: str):
+    by_ovms: the gateway's, whose codes and texts are OpenVINO Model Server's."""
+
+    def __init__(self, code: str, text: str, by_ovms: bool = False):
         super().__init__(f"{code}: {text}")
         self.code = code
         self.text = text
+        self.by_ovms = by_ovms
 
 
 class Unary:
     """gRPC, one call a request. May be used by several threads at once."""
+
+    by_ovms = False
 
     def __init__(self, deployment):
         self.channel = grpc.insecure_channel(deployment.server.grpc_url)
@@ -79,6 +85,8 @@ class Stream:
     The server has answered a request on it before any other is sent. tritonserver 2.51 can crash if a stream is
     cancelled while its first request is in flight (docs/sequences.md).
     """
+
+    by_ovms = False
 
     def __init__(self, deployment):
         self.channel = grpc.insecure_channel(deployment.server.grpc_url)
@@ -128,6 +136,8 @@ class Stream:
 class Http:
     """HTTP with JSON tensors. One thread only."""
 
+    by_ovms = False
+
     def __init__(self, deployment):
         host, port = deployment.server.http_url.split(":")
         self.connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
@@ -166,6 +176,16 @@ def take_back(deployment, model: str, inputs: Inputs, parameters: Parameters, af
 
 
 Client = Unary | Stream | Http
+
+
+class Asks(Protocol):
+    """A client that asks and waits, of these or through the gateway."""
+
+    by_ovms: bool
+
+    @property
+    def ask(self) -> Callable[..., Answer]: ...
+
 
 PROTOCOLS: dict[str, type[Client]] = {"unary": Unary, "stream": Stream, "http": Http}
 

@@ -7,10 +7,10 @@ from harness import models
 from harness.model import Tensor
 from harness.own import ANSWERED_ID, ByInputs, Talk, answered_id, both_ways, fails_with, fed, special
 from harness.raw import PROTOCOLS, Refused
+from harness.ways import every_protocol, through_gateway, tritons_protocols
 
-every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
-
+@through_gateway
 def test_o54_o55_no_sequence_sees_the_state_of_another(deployment, serve, connect):
     """What `echo` answers to START is the state that it begins with."""
     model, client = serve(lambda name, **changes: models.echo("fp32", name, **changes)), connect()
@@ -28,7 +28,7 @@ def test_o56_the_output_for_ids_comes_only_if_the_configuration_lists_it(serve, 
     Talk(connect(), serve(more=""), None).whole(3)
 
 
-@every_protocol
+@tritons_protocols
 @both_ways
 def test_o56_the_id_comes_as_a_parameter_whatever_outputs_are_wanted(serve, connect, protocol, way):
     model, client = serve(), connect(protocol)
@@ -55,9 +55,13 @@ def test_an_id_that_is_a_name_comes_as_a_text(serve, connect):
 
 @every_protocol
 def test_o57_an_error_has_the_id_in_its_text(serve, connect, protocol):
-    model, client = serve(), connect(protocol)
     with fails_with("SEQUENCE_MISSING", 12345):
-        Talk(client, model, 12345).step()
+        Talk(connect(protocol), serve(), 12345).step()
+
+
+@tritons_protocols
+def test_o57_an_error_has_the_id_in_its_text_if_it_is_a_name(serve, connect, protocol):
+    model, client = serve(), connect(protocol)
     with fails_with("SEQUENCE_MISSING", "caller"):
         Talk(client, model, "caller").step()
 

@@ -7,22 +7,18 @@ import pytest
 
 from harness import models
 from harness.model import Tensor
-from harness.own import ByInputs, ByParameters, Talk, answered_id, both_ways, fails_with, fed, special, total
-from harness.raw import PROTOCOLS
+from harness.own import ByInputs, ByParameters, Talk, answered_id, fails_with, fed, special, total
 from harness.repetitions import repeated
+from harness.ways import every_client, every_protocol, every_way, through_gateway, tritons_protocols
 
-every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
-
-@every_protocol
-@both_ways
+@every_client
 def test_o01_start_with_an_id_answers_from_a_fresh_state_and_echoes_the_id(serve, connect, protocol, way):
     talk = Talk(connect(protocol), serve(), 42, way)
     assert total(talk.start(fed(5))) == 5
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o02_start_without_an_id_gets_one(serve, connect, protocol, way):
     talk = Talk(connect(protocol), serve(), None, way)
     talk.start()
@@ -31,8 +27,7 @@ def test_o02_start_without_an_id_gets_one(serve, connect, protocol, way):
     talk.end()
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o03_start_with_id_0_gets_an_id(serve, connect, protocol, way):
     model, client = serve(), connect(protocol)
     inputs, parameters = way.control(model, 0, start=True, end=False)
@@ -41,7 +36,7 @@ def test_o03_start_with_id_0_gets_an_id(serve, connect, protocol, way):
     assert answer.outputs["sequence_id"].item() == 1
 
 
-@both_ways
+@every_way
 def test_o04_a_made_id_skips_those_that_are_alive(serve, connect, way):
     model, client = serve(), connect()
     for sequence_id in (1, 2, 3, 4):
@@ -52,7 +47,7 @@ def test_o04_a_made_id_skips_those_that_are_alive(serve, connect, way):
 
 
 @pytest.mark.parametrize(("id_reuse", "second"), [(None, 2), ("ovms", 1)], ids=["advance", "ovms"])
-@both_ways
+@every_way
 def test_o05_the_id_of_an_ended_sequence_is_not_made_again_unless_configured(serve, connect, way, id_reuse, second):
     model, client = serve(parameters={"id_reuse": id_reuse} if id_reuse else {}), connect()
     for made in (1, second):
@@ -62,10 +57,10 @@ def test_o05_the_id_of_an_ended_sequence_is_not_made_again_unless_configured(ser
         talk.end()
 
 
-@both_ways
+@every_way
 def test_o06_a_made_id_is_never_0_even_if_the_largest_id_is_alive(serve, connect, way):
     """The counter itself wraps after 2^64 sequences: its unit test shows that."""
-    model, client = serve(), connect("http")
+    model, client = serve(), connect()
     largest = Talk(client, model, 2**64 - 1, way)
     largest.start()
     talk = Talk(client, model, None, way)
@@ -74,7 +69,7 @@ def test_o06_a_made_id_is_never_0_even_if_the_largest_id_is_alive(serve, connect
     largest.end()
 
 
-@both_ways
+@every_way
 def test_o07_an_id_that_a_client_has_taken_is_never_made(serve, connect, way):
     model, client = serve(), connect()
     Talk(client, model, 7, way).start()
@@ -84,14 +79,14 @@ def test_o07_an_id_that_a_client_has_taken_is_never_made(serve, connect, way):
     assert [talk.sequence_id for talk in made] == [1, 2, 3, 4, 5, 6, 8]
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o08_a_request_without_a_control_continues(serve, connect, protocol, way):
     talk = Talk(connect(protocol), serve(), 42, way)
     talk.start(fed(5))
     assert total(talk.step(fed(7))) == 12
 
 
+@through_gateway
 def test_o09_control_0_continues_like_no_control(serve, connect):
     model, client = serve(), connect()
     talk = Talk(client, model, 42, ByInputs)
@@ -101,8 +96,7 @@ def test_o09_control_0_continues_like_no_control(serve, connect):
     assert total(answer) == 12
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o10_end_is_computed_with_the_state_and_frees_the_id(deployment, serve, connect, protocol, way):
     model = serve()
     talk = Talk(connect(protocol), model, 42, way)
@@ -111,7 +105,7 @@ def test_o10_end_is_computed_with_the_state_and_frees_the_id(deployment, serve, 
     deployment.settles("stateful_live_sequences", model, 0)
 
 
-@both_ways
+@every_way
 def test_o11_a_request_after_the_end_is_not_found(serve, connect, way):
     talk = Talk(connect(), serve(), 42, way)
     talk.start()
@@ -120,7 +114,7 @@ def test_o11_a_request_after_the_end_is_not_found(serve, connect, way):
         talk.step()
 
 
-@both_ways
+@every_way
 def test_o12_a_second_end_is_not_found(serve, connect, way):
     talk = Talk(connect(), serve(), 42, way)
     talk.start()
@@ -129,7 +123,7 @@ def test_o12_a_second_end_is_not_found(serve, connect, way):
         talk.end()
 
 
-@both_ways
+@every_way
 def test_o13_an_id_may_start_again_after_its_end(serve, connect, way):
     talk = Talk(connect(), serve(), 42, way)
     talk.start(fed(5))
@@ -137,21 +131,19 @@ def test_o13_an_id_may_start_again_after_its_end(serve, connect, way):
     assert total(talk.start(fed(3))) == 3
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o14_a_request_of_no_sequence_is_not_found(serve, connect, protocol, way):
     with fails_with("SEQUENCE_MISSING", 99):
         Talk(connect(protocol), serve(), 99, way).step()
 
 
-@both_ways
+@every_way
 def test_o15_an_end_of_no_sequence_is_not_found(serve, connect, way):
     with fails_with("SEQUENCE_MISSING", 99):
         Talk(connect(), serve(), 99, way).end()
 
 
-@every_protocol
-@both_ways
+@every_client
 def test_o16_a_second_start_is_refused_and_the_sequence_goes_on(serve, connect, protocol, way):
     """HTTP has 400 for it: Triton cannot give 409."""
     talk = Talk(connect(protocol), serve(), 42, way)
@@ -161,7 +153,7 @@ def test_o16_a_second_start_is_refused_and_the_sequence_goes_on(serve, connect, 
     assert total(talk.step(fed(7))) == 12
 
 
-@both_ways
+@every_way
 def test_o16_a_second_start_starts_over_where_that_is_configured(deployment, serve, connect, way):
     model = serve(parameters={"on_duplicate_start": "restart"})
     talk = Talk(connect(), model, 42, way)
@@ -190,12 +182,13 @@ def test_o17_a_request_without_an_id_is_refused(serve, connect, protocol, contro
 
 
 @pytest.mark.parametrize("sequence_id", [None, 0])
-@both_ways
+@every_way
 def test_o18_an_end_without_an_id_is_refused(serve, connect, way, sequence_id):
     with fails_with("SEQUENCE_ID_NOT_PROVIDED"):
         Talk(connect(), serve(), sequence_id, way).end()
 
 
+@through_gateway
 @pytest.mark.parametrize("control", [3, *repeated(4, 999, 2**32 - 1)])
 def test_o19_an_unknown_control_is_refused(serve, connect, control):
     model, client = serve(), connect()
@@ -205,7 +198,7 @@ def test_o19_an_unknown_control_is_refused(serve, connect, control):
         Talk(client, model, 42, ByInputs).step()
 
 
-@every_protocol
+@tritons_protocols
 @pytest.mark.parametrize("sequence_id", [42, None])
 def test_o19_start_and_end_together_are_a_sequence_of_one_request(deployment, serve, connect, protocol, sequence_id):
     """OpenVINO Model Server has no value for both; Triton's parameters do."""
@@ -262,7 +255,7 @@ def test_the_two_ways_may_not_differ(serve, connect, sequence_id, control, param
 # ---- ids
 
 
-@every_protocol
+@tritons_protocols
 def test_an_id_may_be_a_name(serve, connect, protocol):
     model, client = serve(), connect(protocol)
     talks = [Talk(client, model, sequence_id) for sequence_id in ("caller", "Ünïcödé ☎", "7", 7, "x" * 128)]
@@ -274,7 +267,7 @@ def test_an_id_may_be_a_name(serve, connect, protocol):
             talk.step()
 
 
-@every_protocol
+@tritons_protocols
 def test_an_id_may_be_as_large_as_the_protocol_carries(serve, connect, protocol):
     largest = 2**64 - 1 if protocol == "http" else 2**63 - 1
     model, client = serve(), connect(protocol)
@@ -286,6 +279,7 @@ def test_an_id_may_be_as_large_as_the_protocol_carries(serve, connect, protocol)
     talk.end()
 
 
+@through_gateway
 def test_the_input_carries_ids_of_64_bits_over_grpc(serve, connect):
     talk = Talk(connect(), serve(), 2**64 - 1, ByInputs)
     talk.start()
@@ -297,7 +291,7 @@ def test_the_input_carries_ids_of_64_bits_over_grpc(serve, connect):
 # ---- models without a batch dimension
 
 
-@both_ways
+@every_way
 def test_special_inputs_have_one_dimension_without_a_batch(serve, connect, way):
     rows = {"inputs": (Tensor("INPUT", "fp32", (1, 4)),), "outputs": (Tensor("OUTPUT", "fp32", (1, 4)),)}
     model, client = (

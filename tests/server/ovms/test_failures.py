@@ -5,15 +5,16 @@ import pytest
 
 from harness.conversations import together
 from harness.deployment import eventually
-from harness.own import FAILS, Talk, both_ways, fails_with, fed, total
+from harness.own import FAILS, Talk, fails_with, fed, total
 from harness.raw import Refused, take_back
+from harness.ways import every_way, through_gateway
 
 
 def fails():
     return pytest.raises(Refused, match="ONNX Runtime")
 
 
-@both_ways
+@every_way
 def test_o40_a_start_that_fails_leaves_no_sequence(deployment, serve, connect, way):
     """In OpenVINO Model Server a broken one is left."""
     model = serve()
@@ -26,7 +27,7 @@ def test_o40_a_start_that_fails_leaves_no_sequence(deployment, serve, connect, w
     assert total(talk.start(fed(5))) == 5
 
 
-@both_ways
+@every_way
 def test_o41_a_request_that_fails_leaves_the_state_as_it_was(serve, connect, way):
     talk = Talk(connect(), serve(), 42, way)
     talk.start(fed(5))
@@ -36,7 +37,7 @@ def test_o41_a_request_that_fails_leaves_the_state_as_it_was(serve, connect, way
     assert total(talk.step(fed(7))) == 12
 
 
-@both_ways
+@every_way
 def test_o42_an_end_that_fails_ends_the_sequence(deployment, serve, connect, way):
     """In OpenVINO Model Server the id can't be used again."""
     model = serve(parameters={"max_sequence_number": 1})
@@ -93,6 +94,7 @@ def test_a_sequence_started_behind_an_end_that_fails_is_not_touched(serve, conne
     assert [total(replies[number]) for number in (0, 2, 3)] == [1, 10, 30]
 
 
+@through_gateway
 def test_a_failing_sequence_costs_no_other_its_answer(serve, connect):
     model, client = serve(), connect()
 

@@ -12,6 +12,7 @@ from harness.conversations import outcome
 from harness.deployment import eventually
 from harness.own import FAILS, Talk, check_error, fails_with, fed, own, total
 from harness.raw import Refused, Unary
+from harness.ways import through_gateway
 
 #: Minutes: 60 ms, and 1.2 s.
 OFTEN, SELDOM = 0.001, 0.02
@@ -26,6 +27,7 @@ def expired(deployment, model) -> float:
     return deployment.metric("stateful_sequences_expired_total", model)
 
 
+@through_gateway
 @both_rules
 def test_o43_an_idle_sequence_is_removed(deployment, serve, connect, rule):
     model = serve(parameters=rule)
@@ -42,6 +44,7 @@ def test_o43_an_idle_sequence_is_removed(deployment, serve, connect, rule):
     assert total(talks[0].start(fed(5))) == 5
 
 
+@through_gateway
 @both_rules
 def test_a_sequence_that_is_removed_makes_room(serve, connect, rule):
     model, client = serve(parameters={**rule, "max_sequence_number": 1}), connect()
@@ -61,6 +64,7 @@ def test_a_sequence_that_is_removed_makes_room_for_a_start_that_waits(serve, con
         Talk(client, model, sequence_id).start()
 
 
+@through_gateway
 @pytest.mark.parametrize(
     "rule",
     [{"sequence_cleaner_poll_wait_minutes": SELDOM}, {"sequence_idle_timeout_ms": 1200}],
@@ -78,6 +82,7 @@ def test_o44_a_sequence_that_goes_on_is_not_removed(deployment, serve, connect, 
     talk.end()
 
 
+@through_gateway
 @both_rules
 def test_o45_requests_that_fail_keep_no_sequence_alive(serve, connect, rule):
     talk = Talk(connect(), serve(parameters=rule), 42)
@@ -86,6 +91,7 @@ def test_o45_requests_that_fail_keep_no_sequence_alive(serve, connect, rule):
     check_error(error, "SEQUENCE_MISSING", 42)
 
 
+@through_gateway
 @both_rules
 def test_requests_that_are_refused_keep_no_sequence_alive(serve, connect, rule):
     talk = Talk(connect(), serve(parameters=rule), 42)
@@ -107,6 +113,7 @@ def test_o46_a_sequence_with_requests_that_run_or_wait_is_not_removed(deployment
     assert expired(deployment, model) == 0
 
 
+@through_gateway
 @pytest.mark.parametrize(
     "parameters",
     [{"sequence_cleaner_poll_wait_minutes": 0}, {**SCANS, "idle_sequence_cleanup": "false"}],

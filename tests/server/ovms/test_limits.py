@@ -7,8 +7,9 @@ import pytest
 
 from harness.conversations import together
 from harness.deployment import eventually
-from harness.own import Talk, both_ways, check_error, fails_with, fed, special, total, while_they_run
+from harness.own import Talk, check_error, fails_with, fed, special, total, while_they_run
 from harness.raw import Refused, take_back
+from harness.ways import every_client, every_way, through_gateway
 
 
 def full(serve, connect, way=None, **parameters):
@@ -20,8 +21,7 @@ def full(serve, connect, way=None, **parameters):
     return model, client, talks
 
 
-@both_ways
-@pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
+@every_client
 def test_o30_a_start_beyond_the_maximum_is_refused_at_once(serve, connect, way, protocol):
     model, _, talks = full(serve, connect, way)
     with fails_with("MAX_SEQUENCE_NUMBER_REACHED", 6):
@@ -32,14 +32,14 @@ def test_o30_a_start_beyond_the_maximum_is_refused_at_once(serve, connect, way, 
         assert total(talk.end(fed(0))) == talk.sequence_id
 
 
-@both_ways
+@every_way
 def test_o31_a_start_without_an_id_is_refused_too(serve, connect, way):
     model, client, _ = full(serve, connect, way)
     with fails_with("MAX_SEQUENCE_NUMBER_REACHED"):
         Talk(client, model, None, way).start()
 
 
-@both_ways
+@every_way
 def test_o32_a_start_of_a_live_id_says_so_at_the_maximum_too(serve, connect, way):
     """OpenVINO Model Server says that the maximum is reached."""
     _, _, talks = full(serve, connect, way)
@@ -47,7 +47,7 @@ def test_o32_a_start_of_a_live_id_says_so_at_the_maximum_too(serve, connect, way
         talks[2].start()
 
 
-@both_ways
+@every_way
 def test_o33_a_sequence_that_ends_makes_room(serve, connect, way):
     model, client, talks = full(serve, connect, way)
     talks[0].end()
@@ -73,6 +73,7 @@ def test_a_sequence_of_one_request_needs_a_place_too(serve, connect):
     Talk(client, model, 7).one_shot()
 
 
+@through_gateway
 def test_a_start_that_failed_takes_no_place(serve, connect):
     model, client, talks = full(serve, connect)
     talks[0].end()
@@ -82,11 +83,13 @@ def test_a_start_that_failed_takes_no_place(serve, connect):
     Talk(client, model, 6).start()
 
 
+@through_gateway
 def test_restarting_a_sequence_needs_no_place(serve, connect):
     _, _, talks = full(serve, connect, on_duplicate_start="restart")
     assert total(talks[2].start(fed(50))) == 50
 
 
+@through_gateway
 def test_many_starts_at_once_get_exactly_the_places_that_there_are(deployment, serve, connect):
     model, client = serve(parameters={"max_sequence_number": 10}), connect()
 
@@ -333,6 +336,7 @@ def test_by_default_a_hundred_requests_of_a_sequence_may_wait(deployment, serve,
 # ---- what the errors say of clients that are gone
 
 
+@through_gateway
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [

@@ -7,8 +7,10 @@ from harness.model import Model
 from harness.own import ID_OUTPUT, Talk, own
 from harness.raw import Refused
 from harness.refusals import refused
+from harness.ways import through_gateway
 
 
+@through_gateway
 def test_o59_options_of_stateful_models_are_understood(serve, connect):
     options = {
         "stateful": "true",

@@ -10,6 +10,7 @@ from harness.conversations import together
 from harness.own import Talk, answered_id, check_error, fails_with, fed, total, while_they_run
 from harness.raw import Refused
 from harness.repetitions import repeated
+from harness.ways import through_gateway
 
 every_count = pytest.mark.parametrize("workers", [1, 2, *repeated(3, 4)])
 
@@ -150,6 +151,7 @@ def test_o38_an_end_behind_a_request_is_computed_after_it(serve, connect):
 # ---- many at once
 
 
+@through_gateway
 @pytest.mark.parametrize("size", [(6, 8), *repeated((30, 25))], ids=["small", "large"])
 @every_count
 def test_o39_sequences_of_many_clients_answer_as_if_each_were_alone(deployment, serve, connect, workers, size):
@@ -212,6 +214,7 @@ def test_a_stream_may_have_50_requests_of_a_sequence_in_flight(deployment, serve
     deployment.settles("stateful_live_sequences", model, 0)
 
 
+@through_gateway
 @every_count
 def test_of_several_starts_of_one_id_at_once_one_makes_the_sequence(serve, connect, workers):
     model, client = serve(parameters={"worker_count": workers}), connect()
@@ -229,6 +232,7 @@ def test_of_several_starts_of_one_id_at_once_one_makes_the_sequence(serve, conne
         assert total(client.ask(model.name, fed(100), end(42))) == winner + 100
 
 
+@through_gateway
 def test_made_ids_are_unique_among_many_clients(serve, connect):
     model, client = serve(parameters={"worker_count": 2}), connect()
 
@@ -246,6 +250,7 @@ def test_made_ids_are_unique_among_many_clients(serve, connect):
         talk.end()
 
 
+@through_gateway
 def test_batches_form_across_sequences(deployment, serve, connect):
     """While one run is at work, the requests of other sequences collect, and then share a run."""
     model, client = serve(), connect()

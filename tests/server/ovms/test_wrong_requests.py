@@ -13,8 +13,9 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.model import Tensor
-from harness.own import ByInputs, Talk, both_ways, fails_with, fed, special, total
+from harness.own import ByInputs, Talk, fails_with, fed, special, total
 from harness.raw import Refused
+from harness.ways import every_way, through_gateway
 
 
 def refusal(client, model, inputs, parameters=None) -> Refused:
@@ -109,7 +110,7 @@ def of_any_length(name: str, **changes):
 GOOD, BAD = ({"INPUT": np.ones((1, length), np.float32)} for length in (4, 5))
 
 
-@both_ways
+@every_way
 @pytest.mark.parametrize("by", ["core", "backend"])
 def test_o27_wrong_data_comes_before_an_unknown_id(serve, connect, way, by):
     model = serve(of_any_length) if by == "backend" else serve(models.counter, type="fp32")
@@ -117,7 +118,7 @@ def test_o27_wrong_data_comes_before_an_unknown_id(serve, connect, way, by):
     assert error.code == "INVALID_ARGUMENT" and "shape" in error.text and "'INPUT'" in error.text
 
 
-@both_ways
+@every_way
 @pytest.mark.parametrize("by", ["core", "backend"])
 def test_o28_a_start_with_wrong_data_makes_no_sequence(deployment, serve, connect, way, by):
     model, client = serve(of_any_length) if by == "backend" else serve(models.counter, type="fp32"), connect()
@@ -130,6 +131,7 @@ def test_o28_a_start_with_wrong_data_makes_no_sequence(deployment, serve, connec
     talk.start(GOOD)
 
 
+@through_gateway
 def test_o28_a_start_with_wrong_data_and_no_id_uses_no_id_up(serve, connect):
     model, client = serve(of_any_length), connect()
     refusal(client, model, *(_joined(BAD, ByInputs.control(model, None, True, False))))
@@ -138,7 +140,7 @@ def test_o28_a_start_with_wrong_data_and_no_id_uses_no_id_up(serve, connect):
     assert talk.sequence_id == 1
 
 
-@both_ways
+@every_way
 def test_wrong_data_leaves_a_live_sequence_as_it_was(serve, connect, way):
     model, client = serve(of_any_length), connect()
     talk = Talk(client, model, 5, way)
@@ -170,6 +172,7 @@ def test_o29_a_start_without_its_data_makes_no_sequence(serve, connect):
         Talk(client, model, 42, ByInputs).step()
 
 
+@through_gateway
 def test_a_missing_id_comes_before_wrong_data(serve, connect):
     """OpenVINO Model Server's order: special inputs, control, id, data, sequence."""
     model, client = serve(of_any_length), connect()

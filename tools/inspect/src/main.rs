@@ -3,8 +3,6 @@
 //! It reads the model with the backend's own code, so what it prints is what a server would do. The table goes to
 //! standard error and the configuration to standard output, to be saved.
 
-mod pbtxt;
-
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -139,7 +137,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         table,
         notes: served.notes.into_iter().chain(plan.notes).collect(),
         warnings: served.warnings.into_iter().chain(plan.warnings).chain(of_binding).collect(),
-        pbtxt: pbtxt::write(&completed).map_err(Problem::Write)?,
+        pbtxt: stateful_pbtxt::write(&completed).map_err(Problem::Write)?,
     })
 }
 
@@ -154,7 +152,7 @@ impl Arguments {
                     return Err(wrong("it is no file".to_owned()));
                 }
                 let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
-                pbtxt::read(&text).map_err(wrong)?
+                stateful_pbtxt::read(&text).map_err(wrong)?
             }
             None => Map::from_iter([("backend".to_owned(), json!("stateful"))]),
         };

@@ -1,4 +1,4 @@
-//! A configuration in protobuf's text format, as JSON, and back.
+//! Configurations of models (config.pbtxt) in protobuf's text format, as JSON, and back.
 
 use std::path::Path;
 

@@ -1,0 +1,67 @@
+//! Why a request failed: a gRPC code and a text, for both protocols.
+
+use std::fmt;
+
+use http::StatusCode;
+use tonic::{Code, Status};
+
+/// An error that a client gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// gRPC's code; [`Failure::http_status`] has HTTP's.
+    pub code: Code,
+    /// The text for the client.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure with any code.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// Loading or unloading was asked of Triton, but the gateway's configuration says which models it has.
+    pub fn managed_models() -> Self {
+        let text = "the gateway loads and unloads the models itself: change config.json, and POST /v1/config/reload if \
+                    you don't want to wait";
+        Self::new(Code::PermissionDenied, text)
+    }
+
+    /// HTTP's status for the code, as OVMS answers.
+    pub fn http_status(&self) -> StatusCode {
+        match self.code {
+            Code::Ok => StatusCode::OK,
+            Code::InvalidArgument | Code::OutOfRange => StatusCode::BAD_REQUEST,
+            Code::NotFound => StatusCode::NOT_FOUND,
+            Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
+            Code::FailedPrecondition => StatusCode::PRECONDITION_FAILED,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
+            Code::PermissionDenied => StatusCode::FORBIDDEN,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        Status::new(failure.code, failure.message)
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::new(status.code(), status.message())
+    }
+}

@@ -1,0 +1,73 @@
+//! All that a request needs, whatever protocol it comes by.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::Code;
+
+use crate::failure::Failure;
+use crate::managed::Managed;
+use crate::metrics::Metrics;
+use crate::models::{Models, Signature, Version};
+use crate::predict::order::Order;
+use crate::predict::version_text;
+use crate::status;
+use crate::triton::Triton;
+
+/// How long a request waits for a model that loads.
+const LOAD_WAIT: Duration = Duration::from_secs(10);
+const LOAD_POLL: Duration = Duration::from_millis(50);
+
+/// Shared by all connections of both ports.
+pub struct Gateway {
+    /// Where the models are served.
+    pub triton: Triton,
+    /// Their signatures.
+    pub models: Models,
+    /// The requests of each sequence.
+    pub order: Order,
+    /// Counts and times.
+    pub metrics: Metrics,
+    /// The configuration, if the gateway has started Triton itself.
+    pub managed: Option<Managed>,
+}
+
+impl Gateway {
+    /// A gateway in front of `triton`, which has the models of `managed` if the gateway has started it.
+    pub fn new(triton: Triton, managed: Option<Managed>) -> Self {
+        Self { triton, models: Models::default(), order: Order::default(), metrics: Metrics::default(), managed }
+    }
+
+    /// Like [`Gateway::ask_signature`], for a request that waits while its model loads, as in OVMS.
+    pub async fn wait_for_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
+        let deadline = Instant::now() + LOAD_WAIT;
+        loop {
+            let result = self.ask_signature(name, version).await;
+            match &result {
+                Err(failure) if status::is_loading(failure) && Instant::now() < deadline => {
+                    tokio::time::sleep(LOAD_POLL).await;
+                }
+                _ => return result,
+            }
+        }
+    }
+
+    /// The signature as Triton has it now. The failure has OVMS's text for a model that isn't served.
+    pub async fn ask_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
+        match self.triton.metadata(name, &version_text(version)).await {
+            Ok(metadata) => {
+                let signature = Arc::new(Signature::new(metadata, version));
+                self.models.insert(name, version, signature.clone());
+                Ok(signature)
+            }
+            Err(failure) => {
+                if failure.code == Code::DeadlineExceeded {
+                    return Err(failure);
+                }
+                self.models.remove(name);
+                Err(status::why_not_served(self, name, version, failure).await)
+            }
+        }
+    }
+}

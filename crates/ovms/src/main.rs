@@ -1,0 +1,230 @@
+//! Serves clients of OpenVINO Model Server by the stateful backend of a tritonserver.
+//!
+//! | module | |
+//! |---|---|
+//! | `options`, `refused` | the command line |
+//! | `ports` | the ports |
+//! | `logging`, `signals` | the log, and when to stop |
+//! | `managed` | the tritonserver that the gateway starts, and its models |
+//! | `grpc`, `rest` | the two protocols |
+//! | `predict`, `tensor` | a request in TensorFlow Serving's form, as one of Triton |
+//! | `models`, `triton` | what Triton serves, and the connection to it |
+//! | `failure`, `metrics`, `gateway`, `proto` | errors, figures, what requests share, messages |
+
+mod connections;
+mod failure;
+mod gateway;
+mod grpc;
+mod logging;
+mod managed;
+mod metadata;
+mod metrics;
+mod models;
+mod options;
+mod ports;
+mod predict;
+mod proto;
+mod refused;
+mod rest;
+mod signals;
+mod status;
+mod tensor;
+mod triton;
+
+use std::future::pending;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::{error, info, warn};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::gateway::Gateway;
+use crate::managed::{Managed, ModelSource, Server, ServerOptions, Source};
+use crate::options::{Exit, Mode, Settings};
+use crate::ports::Ports;
+use crate::signals::Signals;
+use crate::triton::Triton;
+
+/// OVMS's exit code for a wrong command line.
+const EXIT_USAGE: u8 = 64;
+const EXIT_FAILURE: u8 = 1;
+/// How long requests may take to end after the first signal.
+const DRAIN: Duration = Duration::from_secs(20);
+/// How long they may take if there is no tritonserver any more.
+const DRAIN_LOST: Duration = Duration::from_secs(2);
+
+/// Why the program ends, if not because it was asked to.
+struct Ended {
+    code: u8,
+    text: String,
+}
+
+impl From<String> for Ended {
+    fn from(text: String) -> Self {
+        Self { code: EXIT_FAILURE, text }
+    }
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = managed::launcher() {
+        return code;
+    }
+    let settings = match Settings::parse(std::env::args_os().collect()) {
+        Ok(settings) => settings,
+        Err(Exit::Shown(text)) => {
+            println!("{}", text.trim_end());
+            return ExitCode::SUCCESS;
+        }
+        Err(Exit::Usage(text)) => {
+            eprintln!("stateful-ovms: {text}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    let ended = logging::start(settings.log_level, settings.log_path.as_deref()).and_then(|()| {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(settings.threads).enable_all().build();
+        runtime.map_err(|error| format!("cannot start threads: {error}"))
+    });
+    let ended = match ended {
+        Ok(runtime) => {
+            let ended = runtime.block_on(run(settings));
+            // Connections whose clients don't end them.
+            runtime.shutdown_background();
+            ended
+        }
+        Err(text) => Err(Ended::from(text)),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Ended { code, text }) => {
+            error!("{text}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+async fn run(settings: Settings) -> Result<(), Ended> {
+    let mut signals = Signals::new().map_err(|error| format!("cannot receive signals: {error}"))?;
+    match settings.mode {
+        Mode::PrintConfig(source) => print_config(&source),
+        Mode::InFrontOf { grpc, http } => {
+            let ports = Ports::bind(settings.grpc, settings.rest).await?;
+            let triton = Triton::new(&grpc, Some(http)).map_err(|error| format!("--triton {grpc}: {error}"))?;
+            serve(ports, triton, None, &mut signals, None).await.0
+        }
+        Mode::Managed { source, poll, server } => {
+            // A wrong file or a port in use is found before anything is started.
+            source.read()?;
+            let ports = Ports::bind(settings.grpc, settings.rest).await?;
+            serve_managed(ports, source, poll, &server, &mut signals).await
+        }
+    }
+}
+
+fn print_config(source: &Source) -> Result<(), Ended> {
+    let (text, problems) = managed::print_config(source)?;
+    print!("{text}");
+    if problems.is_empty() { Ok(()) } else { Err(Ended::from(problems.join("\n"))) }
+}
+
+async fn serve_managed(
+    ports: Ports,
+    source: Source,
+    poll: Option<Duration>,
+    options: &ServerOptions,
+    signals: &mut Signals,
+) -> Result<(), Ended> {
+    let single = matches!(source.models, ModelSource::CommandLine { .. });
+    let repository = managed::repository()?;
+    let mut server = tokio::select! {
+        started = Server::start(options, repository.path()) => started?,
+        name = signals.next() => return stopped_early(name),
+    };
+    let managed = Managed::new(source, server.triton.clone(), repository.path().to_owned());
+    tokio::select! {
+        () = managed.load() => {}
+        (code, text) = server.ended() => return Err(Ended { code, text }),
+        name = signals.next() => {
+            server.stop().await;
+            return stopped_early(name);
+        }
+    }
+    if single && let Some((name, problem)) = managed.problems().pop_first() {
+        server.stop().await;
+        return Err(Ended::from(format!("model '{name}': {problem}")));
+    }
+    let polling = poll.map(|every| tokio::spawn(managed.clone().poll(every)));
+    let triton = server.triton.clone();
+    let (ended, hurry) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
+    if let Some(polling) = polling {
+        polling.abort();
+    }
+    if hurry {
+        server.kill().await;
+        return ended;
+    }
+    tokio::select! {
+        () = server.stop() => {}
+        name = signals.next() => {
+            warn!("{name}: tritonserver is killed");
+            server.kill().await;
+        }
+    }
+    ended
+}
+
+fn stopped_early(signal: &str) -> Result<(), Ended> {
+    info!("{signal} before anything was served");
+    Ok(())
+}
+
+/// Serves until a signal comes or tritonserver ends, and then until the requests that run have ended. A second signal ends
+/// that at once; the second value says so.
+async fn serve(
+    ports: Ports,
+    triton: Triton,
+    managed: Option<Managed>,
+    signals: &mut Signals,
+    server: Option<&mut Server>,
+) -> (Result<(), Ended>, bool) {
+    let gateway = Arc::new(Gateway::new(triton, managed));
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks: JoinSet<io::Result<()>> = JoinSet::new();
+    for listener in ports.grpc {
+        info!("gRPC on {}", ports::name_of(&listener));
+        tasks.spawn(grpc::serve(listener, gateway.clone(), stopped.clone()));
+    }
+    for listener in ports.rest {
+        info!("REST on {}", ports::name_of(&listener));
+        tasks.spawn(rest::serve(listener, gateway.clone(), stopped.clone()));
+    }
+    let server_ended = async {
+        match server {
+            Some(server) => server.ended().await,
+            None => pending().await,
+        }
+    };
+    let (ended, drain) = tokio::select! {
+        name = signals.next() => {
+            info!("{name}: no more requests are taken, and those that run are finished");
+            (Ok(()), DRAIN)
+        }
+        (code, text) = server_ended => (Err(Ended { code, text }), DRAIN_LOST),
+        Some(done) = tasks.join_next() => (Err(Ended::from(format!("a port is no longer served: {done:?}"))), DRAIN_LOST),
+    };
+    // Nobody listens to it if all tasks have ended.
+    let _ = stop.send(true);
+    tokio::select! {
+        () = async { while tasks.join_next().await.is_some() {} } => {}
+        () = sleep(drain) => warn!("requests that have not ended are given up"),
+        name = signals.next() => {
+            warn!("{name}: requests that have not ended are given up");
+            return (ended, true);
+        }
+    }
+    (ended, false)
+}

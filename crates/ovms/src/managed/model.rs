@@ -1,0 +1,202 @@
+//! One model: what is served of it, and what is tried when its entry or its files change.
+//!
+//! As in OVMS, a version that can't be loaded counts as one that isn't there, so the policy may select an older one. What
+//! was served stays until something else is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use log::{info, warn};
+use tokio::task::spawn_blocking;
+
+use super::config::Entry;
+use super::repository::{self, Found, Version, Wanted};
+use crate::triton::Triton;
+
+/// A model of the configuration.
+#[derive(Debug, Default)]
+pub struct Model {
+    /// What is wrong with its entry or its files.
+    pub problem: Option<String>,
+    /// Why its last load failed.
+    pub failure: Option<String>,
+    tried: Option<(Entry, Found)>,
+    served: Option<Wanted>,
+    /// Versions that can't be loaded, in this state of their files.
+    failed: BTreeMap<i64, Version>,
+}
+
+impl Model {
+    /// Whether a version of it is served.
+    pub fn is_served(&self) -> bool {
+        self.served.is_some()
+    }
+
+    /// Its entry can't be served. What is served stays.
+    pub fn entry_is_wrong(&mut self, problem: String) {
+        self.problem = Some(problem);
+        self.tried = None;
+    }
+
+    /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has changed.
+    pub async fn update(&mut self, triton: &Triton, name: &str, folder: &Path, entry: Entry, asked: bool) -> bool {
+        let (of_entry, model) = (entry.clone(), name.to_owned());
+        let found = match spawn_blocking(move || repository::find(&model, &of_entry)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(problem)) => {
+                self.entry_is_wrong(problem);
+                return false;
+            }
+            Err(error) => {
+                self.entry_is_wrong(error.to_string());
+                return false;
+            }
+        };
+        let again = asked && self.failure.is_some();
+        let now = (entry, found);
+        if self.tried.as_ref() == Some(&now) && !again {
+            return false;
+        }
+        let (entry, found) = &now;
+        if again || self.tried.as_ref().is_none_or(|(_, before)| before.config != found.config) {
+            self.failed.clear();
+        }
+        self.problem = None;
+        self.failure = None;
+        let changed = self.serve(triton, name, folder, entry, found, again).await;
+        self.tried = Some(now);
+        changed
+    }
+
+    async fn serve(
+        &mut self,
+        triton: &Triton,
+        name: &str,
+        folder: &Path,
+        entry: &Entry,
+        found: &Found,
+        again: bool,
+    ) -> bool {
+        loop {
+            let loadable = found.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
+            let available: BTreeSet<i64> = loadable.map(|(number, _)| *number).collect();
+            let selected = entry.policy.select(&available);
+            if selected.is_empty() {
+                return self.serve_none(triton, name, folder, found).await;
+            }
+            for (number, why) in &found.left_out {
+                warn!("model '{name}': version {number} is left out: {why}");
+            }
+            let versions = found.versions.iter().filter(|(number, _)| selected.contains(number));
+            let wanted = Wanted {
+                config: found.config.clone(),
+                versions: versions.map(|(number, version)| (*number, version.clone())).collect(),
+                others: found.others.clone(),
+            };
+            let anew = again || self.served.as_ref().is_none_or(|served| wanted.changes(served));
+            if self.served.as_ref() == Some(&wanted) {
+                self.restore(folder).await;
+                return false;
+            }
+            let loaded = match write(&wanted, folder, anew).await {
+                Ok(()) => triton.load(name).await.map_err(|failure| failure.message),
+                Err(error) => Err(error),
+            };
+            let Err(message) = loaded else {
+                info!("model '{name}': serving {}", versions_of(&wanted));
+                self.served = Some(wanted);
+                return true;
+            };
+            let mut reasons = failed_versions(triton, name).await;
+            reasons.retain(|number, _| wanted.versions.contains_key(number));
+            let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
+            let failure = if said.is_empty() { message } else { said.join("; ") };
+            // The files are known to the user by their own names.
+            let (folder_text, base_path) = (folder.display().to_string(), entry.base_path.display().to_string());
+            let failure = failure.replace(&folder_text, &base_path);
+            self.failure = Some(match self.failure.take() {
+                Some(before) => format!("{before}; {failure}"),
+                None => failure,
+            });
+            if reasons.is_empty() {
+                self.restore(folder).await;
+                return false;
+            }
+            let bad = wanted.versions.into_iter().filter(|(number, _)| reasons.contains_key(number));
+            self.failed.extend(bad);
+        }
+    }
+
+    /// There is no version to serve.
+    async fn serve_none(&mut self, triton: &Triton, name: &str, folder: &Path, found: &Found) -> bool {
+        if self.failure.is_some() {
+            // All that were selected have failed.
+            self.restore(folder).await;
+            return false;
+        }
+        let why: Vec<_> = found.left_out.values().cloned().collect();
+        self.problem = Some(if why.is_empty() {
+            "model_version_policy selects none of its versions".to_owned()
+        } else {
+            why.join("; ")
+        });
+        self.unload(triton, name, folder).await
+    }
+
+    /// Unloads it, if it is loaded, and removes its folder.
+    pub async fn unload(&mut self, triton: &Triton, name: &str, folder: &Path) -> bool {
+        let served = self.served.take();
+        if served.is_some()
+            && let Err(failure) = triton.unload(name).await
+        {
+            warn!("model '{name}' can't be unloaded: {failure}");
+        }
+        let path = folder.to_owned();
+        log_failed(folder, spawn_blocking(move || repository::remove(&path)).await);
+        served.is_some()
+    }
+
+    /// Makes the folder again what Triton serves.
+    async fn restore(&self, folder: &Path) {
+        match &self.served {
+            Some(served) => {
+                if let Err(error) = write(served, folder, false).await {
+                    warn!("{error}");
+                }
+            }
+            None => {
+                let path = folder.to_owned();
+                log_failed(folder, spawn_blocking(move || repository::remove(&path)).await);
+            }
+        }
+    }
+}
+
+async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {
+    let (wanted, path): (_, PathBuf) = (wanted.clone(), folder.to_owned());
+    let written = spawn_blocking(move || wanted.write(&path, anew)).await;
+    let error = match written {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    Err(format!("cannot write {}: {error}", folder.display()))
+}
+
+fn log_failed(folder: &Path, removed: Result<std::io::Result<()>, tokio::task::JoinError>) {
+    if let Ok(Err(error)) = removed {
+        warn!("cannot remove {}: {error}", folder.display());
+    }
+}
+
+/// Versions that Triton could not load, and why.
+async fn failed_versions(triton: &Triton, name: &str) -> BTreeMap<i64, String> {
+    let of_model = triton.index().await.unwrap_or_default().into_iter().filter(|entry| entry.name == name);
+    let failed = of_model.filter(|entry| entry.state == "UNAVAILABLE" && !["", "unloaded"].contains(&&*entry.reason));
+    failed.filter_map(|entry| Some((entry.version.parse().ok()?, entry.reason))).collect()
+}
+
+fn versions_of(wanted: &Wanted) -> String {
+    let numbers: Vec<_> = wanted.versions.keys().map(i64::to_string).collect();
+    if let [number] = &numbers[..] { format!("version {number}") } else { format!("versions {}", numbers.join(", ")) }
+}

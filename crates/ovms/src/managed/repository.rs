@@ -1,0 +1,301 @@
+//! The models' folders: what is in `base_path`, and the folder that Triton reads.
+//!
+//! Triton's folder has a link to each version that is served, so what is in `base_path` stays as it is, and a version that
+//! isn't served can't be loaded. The links are to whole folders: external data of a model is found beside it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::config::Entry;
+use super::pbtxt;
+use super::policy::version_of;
+
+const CONFIG: &str = "config.pbtxt";
+/// Folders in a version's folder that are looked at, one in the other.
+const DEPTH_MAX: usize = 8;
+
+/// A model as its `base_path` has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The text of config.pbtxt for Triton.
+    pub config: String,
+    /// Versions that may be served.
+    pub versions: BTreeMap<i64, Version>,
+    /// Versions that have no ONNX file, and why.
+    pub left_out: BTreeMap<i64, String>,
+    /// Files that a config.pbtxt in `base_path` may name.
+    pub others: Version,
+}
+
+/// A version of a model: what is linked, by name, and the state of all files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    links: Links,
+    files: BTreeMap<PathBuf, Stamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Links {
+    /// To the whole folder.
+    Folder(PathBuf),
+    /// To files, by their names.
+    Files(BTreeMap<String, PathBuf>),
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self::Files(BTreeMap::new())
+    }
+}
+
+/// Tells one state of a file from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    target: PathBuf,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+/// Looks at a model's `base_path`. The error says why nothing of it can be served.
+pub fn find(name: &str, entry: &Entry) -> Result<Found, String> {
+    let path = &entry.base_path;
+    let metadata = fs::metadata(path)
+        .map_err(|error| format!("The provided base path is invalid or doesn't exists: {}: {error}", path.display()))?;
+    if metadata.is_dir() { find_folder(name, entry) } else { find_file(name, entry) }
+}
+
+/// One file is version 1, as in OVMS.
+fn find_file(name: &str, entry: &Entry) -> Result<Found, String> {
+    let path = &entry.base_path;
+    let (Some(folder), Some(file)) = (path.parent(), path.file_name().and_then(|file| file.to_str())) else {
+        return Err(format!("{} has no name", path.display()));
+    };
+    if !file.ends_with(".onnx") {
+        return Err(no_onnx(folder, &[file.to_owned()]));
+    }
+    // The names that exporters give to external data begin with the file's: model.onnx.data, model.onnx_data.
+    let files = names(folder)?.into_iter().filter(|other| other.starts_with(file) && folder.join(other).is_file());
+    let links: BTreeMap<_, _> = files.map(|file| (file.clone(), folder.join(file))).collect();
+    let mut stamps = BTreeMap::new();
+    for path in links.values() {
+        stamps.insert(path.clone(), stamp(path)?);
+    }
+    Ok(Found {
+        config: pbtxt::config(name, entry, None)?,
+        versions: BTreeMap::from([(1, Version { links: Links::Files(links), files: stamps })]),
+        left_out: BTreeMap::new(),
+        others: Version::default(),
+    })
+}
+
+fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
+    let path = &entry.base_path;
+    let (mut versions, mut left_out) = (BTreeMap::new(), BTreeMap::new());
+    let names = names(path)?;
+    for (name, version) in names.iter().filter_map(|name| Some((name, version_of(name)?))) {
+        let folder = path.join(name);
+        if !folder.is_dir() {
+            continue;
+        }
+        let files = self::names(&folder)?;
+        if files.iter().any(|file| file.ends_with(".onnx")) {
+            let mut stamps = BTreeMap::new();
+            stamp_all(&folder, DEPTH_MAX, &mut stamps)?;
+            versions.insert(version, Version { links: Links::Folder(folder), files: stamps });
+        } else {
+            left_out.insert(version, no_onnx(&folder, &files));
+        }
+    }
+    let added_path = path.join(CONFIG);
+    let mut others = Version::default();
+    let config = if added_path.exists() {
+        let wrong = |error: String| format!("{}: {error}", added_path.display());
+        let added = fs::read_to_string(&added_path).map_err(|error| wrong(error.to_string()))?;
+        others = find_others(path, &names)?;
+        pbtxt::config(name, entry, Some(&added)).map_err(wrong)?
+    } else {
+        pbtxt::config(name, entry, None)?
+    };
+    if versions.is_empty() && left_out.is_empty() {
+        left_out.insert(0, no_version(path, &names));
+    }
+    Ok(Found { config, versions, left_out, others })
+}
+
+/// Everything beside the versions, except what Triton could take for one.
+fn find_others(path: &Path, names: &[String]) -> Result<Version, String> {
+    let mut links = BTreeMap::new();
+    let mut files = BTreeMap::new();
+    for name in names {
+        let first = name.chars().next();
+        if name == CONFIG || !first.is_some_and(|letter| letter.is_alphabetic() || letter == '_') {
+            continue;
+        }
+        let other = path.join(name);
+        if other.is_dir() {
+            stamp_all(&other, DEPTH_MAX, &mut files)?;
+        } else {
+            files.insert(other.clone(), stamp(&other)?);
+        }
+        links.insert(name.clone(), other);
+    }
+    Ok(Version { links: Links::Files(links), files })
+}
+
+fn no_onnx(folder: &Path, files: &[String]) -> String {
+    let has = |ending: &str| files.iter().any(|file| file.ends_with(ending));
+    if has(".xml") || has(".bin") {
+        return format!(
+            "{} has OpenVINO IR (.xml, .bin), which ONNX Runtime doesn't read. Export the model to ONNX from its original \
+             framework, with its states as inputs and outputs, or without them and with low_latency_transformation",
+            folder.display()
+        );
+    }
+    format!("{} has no .onnx file. Export the model to ONNX from its original framework", folder.display())
+}
+
+fn no_version(path: &Path, names: &[String]) -> String {
+    if names.iter().any(|name| name.ends_with(".onnx") || name.ends_with(".xml")) {
+        return format!(
+            "{} has no folder for a version. Move the model's files into a folder '1' in it, or write the path of the \
+             .onnx file",
+            path.display()
+        );
+    }
+    format!("No version found for model in path: {}: its folders have numbers as names, from 1", path.display())
+}
+
+/// The names in a folder, but for those of Kubernetes' own links. A name that isn't Unicode can't be one of a model's.
+fn names(folder: &Path) -> Result<Vec<String>, String> {
+    let wrong = |error: io::Error| format!("{}: {error}", folder.display());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(wrong)? {
+        if let Ok(name) = entry.map_err(wrong)?.file_name().into_string()
+            && !name.starts_with("..")
+        {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn stamp_all(folder: &Path, depth: usize, stamps: &mut BTreeMap<PathBuf, Stamp>) -> Result<(), String> {
+    for name in names(folder)? {
+        let path = folder.join(name);
+        let stamp = stamp(&path)?;
+        if path.is_dir() {
+            if depth > 0 {
+                stamp_all(&path, depth - 1, stamps)?;
+            }
+        } else {
+            stamps.insert(path, stamp);
+        }
+    }
+    Ok(())
+}
+
+fn stamp(path: &Path) -> Result<Stamp, String> {
+    let read = || {
+        let metadata = fs::metadata(path)?;
+        Ok(Stamp { target: fs::canonicalize(path)?, bytes: metadata.len(), modified: metadata.modified()? })
+    };
+    read().map_err(|error: io::Error| {
+        let link = fs::read_link(path).map_or(String::new(), |target| format!(" (a link to {})", target.display()));
+        format!("{}{link}: {error}", path.display())
+    })
+}
+
+/// What Triton's folder of a model is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The text of config.pbtxt.
+    pub config: String,
+    /// The versions to serve.
+    pub versions: BTreeMap<i64, Version>,
+    /// Files beside them.
+    pub others: Version,
+}
+
+impl Wanted {
+    /// Whether more has changed since `before` than that versions came or went.
+    pub fn changes(&self, before: &Self) -> bool {
+        let changed = |(number, version)| before.versions.get(number).is_some_and(|before| before != version);
+        self.config != before.config || self.others != before.others || self.versions.iter().any(changed)
+    }
+
+    /// Writes the model's folder. `anew`: config.pbtxt gets a new time, which makes Triton load all versions again.
+    pub fn write(&self, folder: &Path, anew: bool) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let mut wanted: BTreeMap<String, &Links> = BTreeMap::new();
+        for (number, version) in &self.versions {
+            wanted.insert(number.to_string(), &version.links);
+        }
+        let others = match &self.others.links {
+            Links::Files(files) => files.clone(),
+            Links::Folder(_) => BTreeMap::new(),
+        };
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != CONFIG && !is_there(&entry.path(), wanted.get(&name).copied(), others.get(&name)) {
+                remove(&entry.path())?;
+            }
+        }
+        for (name, links) in wanted {
+            let path = folder.join(name);
+            match links {
+                Links::Folder(target) => link(target, &path)?,
+                Links::Files(files) => {
+                    fs::create_dir_all(&path)?;
+                    for (name, target) in files {
+                        link(target, &path.join(name))?;
+                    }
+                }
+            }
+        }
+        for (name, target) in &others {
+            link(target, &folder.join(name))?;
+        }
+        let config = folder.join(CONFIG);
+        if anew || fs::read_to_string(&config).ok().as_ref() != Some(&self.config) {
+            let new = folder.join(".config.pbtxt.new");
+            fs::write(&new, &self.config)?;
+            fs::rename(new, config)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether what is at `path` can stay.
+fn is_there(path: &Path, version: Option<&Links>, other: Option<&PathBuf>) -> bool {
+    let target = match version {
+        Some(Links::Folder(target)) => Some(target),
+        _ => other,
+    };
+    target.is_some_and(|target| fs::read_link(path).is_ok_and(|link| link == *target))
+}
+
+fn link(target: &Path, path: &Path) -> io::Result<()> {
+    match symlink(target, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    }
+}
+
+/// Removes a model's folder, a link or a file.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

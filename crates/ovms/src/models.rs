@@ -1,0 +1,160 @@
+//! The signatures of the models.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::predict::specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID};
+use crate::proto::inference::{ModelMetadataResponse, model_metadata_response::TensorMetadata};
+use crate::tensor::DataType;
+
+/// A version that a request asks for; none is the latest one.
+pub type Version = Option<i64>;
+
+/// An input or output of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// None for a type that TensorFlow Serving's clients can't send.
+    pub data_type: Option<DataType>,
+    /// With the batch; open dimensions are -1.
+    pub shape: Vec<i64>,
+}
+
+/// The inputs and outputs of a model, without the special ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// The version it is of.
+    pub version: i64,
+    /// What a client has to send.
+    pub inputs: Vec<TensorInfo>,
+    /// What a client gets.
+    pub outputs: Vec<TensorInfo>,
+    /// The shape in which Triton takes one sequence's special inputs; none for a model without them.
+    pub special_shape: Option<Vec<i64>>,
+}
+
+impl Signature {
+    /// From Triton's answer. Without a version in the request, Triton serves the latest one.
+    pub fn new(metadata: ModelMetadataResponse, version: Version) -> Self {
+        let latest = metadata.versions.iter().filter_map(|version| version.parse().ok()).max();
+        let special =
+            |name: &str| metadata.inputs.iter().find(|input| input.name == name).map(|input| input.shape.len());
+        let special_shape = match (special(SEQUENCE_ID), special(SEQUENCE_CONTROL_INPUT)) {
+            (Some(rank), Some(_)) => Some(vec![1; rank]),
+            _ => None,
+        };
+        let stateful = special_shape.is_some();
+        let infos = |tensors: Vec<TensorMetadata>| {
+            let ordinary = tensors.into_iter().filter(|tensor| !(stateful && is_special(&tensor.name)));
+            ordinary.map(TensorInfo::new).collect()
+        };
+        Self {
+            version: version.or(latest).unwrap_or_default(),
+            inputs: infos(metadata.inputs),
+            outputs: infos(metadata.outputs),
+            special_shape,
+        }
+    }
+
+    /// The input of that name, if the model has it.
+    pub fn input(&self, name: &str) -> Option<&TensorInfo> {
+        self.inputs.iter().find(|input| input.name == name)
+    }
+
+    /// Whether requests have a sequence.
+    pub fn is_stateful(&self) -> bool {
+        self.special_shape.is_some()
+    }
+}
+
+impl TensorInfo {
+    fn new(tensor: TensorMetadata) -> Self {
+        Self { data_type: DataType::from_triton(&tensor.datatype), name: tensor.name, shape: tensor.shape }
+    }
+}
+
+/// Whether an input of a stateful model, or its output, is about the sequence.
+pub fn is_special(name: &str) -> bool {
+    name == SEQUENCE_ID || name == SEQUENCE_CONTROL_INPUT
+}
+
+/// The signatures that Triton has given. A signature may be older than the model: a request that fails with one from
+/// here asks Triton for it again.
+#[derive(Debug, Default)]
+pub struct Models {
+    signatures: RwLock<HashMap<String, HashMap<Version, Arc<Signature>>>>,
+}
+
+impl Models {
+    /// The signature, if it is known.
+    pub fn get(&self, name: &str, version: Version) -> Option<Arc<Signature>> {
+        self.signatures.read().get(name)?.get(&version).cloned()
+    }
+
+    /// Remembers what Triton has answered.
+    pub fn insert(&self, name: &str, version: Version, signature: Arc<Signature>) {
+        self.signatures.write().entry(name.to_owned()).or_default().insert(version, signature);
+    }
+
+    /// Forgets a model that is gone, or was loaded again.
+    pub fn remove(&self, name: &str) {
+        self.signatures.write().remove(name);
+    }
+
+    /// Forgets all models.
+    pub fn clear(&self) {
+        self.signatures.write().clear();
+    }
+
+    /// Whether Triton has served a model of this name since it was last forgotten.
+    pub fn is_known(&self, name: &str) -> bool {
+        self.signatures.read().contains_key(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, datatype: &str, shape: &[i64]) -> TensorMetadata {
+        TensorMetadata { name: name.into(), datatype: datatype.into(), shape: shape.to_vec() }
+    }
+
+    fn metadata(inputs: Vec<TensorMetadata>) -> ModelMetadataResponse {
+        let outputs = vec![tensor("y", "FP32", &[-1, 1]), tensor("sequence_id", "UINT64", &[-1, 1])];
+        let versions = vec!["9".into(), "10".into()];
+        ModelMetadataResponse { versions, inputs, outputs, ..ModelMetadataResponse::default() }
+    }
+
+    #[test]
+    fn a_stateful_model_has_no_special_inputs_in_its_signature() {
+        let inputs = vec![
+            tensor("x", "FP32", &[-1, 512]),
+            tensor("sequence_id", "UINT64", &[-1, 1]),
+            tensor("sequence_control_input", "UINT32", &[-1, 1]),
+        ];
+        let signature = Signature::new(metadata(inputs), None);
+        assert_eq!(signature.inputs.len(), 1);
+        assert_eq!(signature.outputs.len(), 1);
+        assert_eq!(signature.special_shape, Some(vec![1, 1]));
+        assert_eq!(signature.version, 10, "versions are numbers");
+    }
+
+    #[test]
+    fn without_a_batch_the_special_inputs_have_one_dimension() {
+        let inputs = vec![tensor("sequence_id", "UINT64", &[1]), tensor("sequence_control_input", "UINT32", &[1])];
+        assert_eq!(Signature::new(metadata(inputs), Some(9)).special_shape, Some(vec![1]));
+    }
+
+    #[test]
+    fn a_model_without_special_inputs_keeps_all_names() {
+        let signature = Signature::new(metadata(vec![tensor("sequence_id", "FP8", &[1])]), Some(9));
+        assert!(!signature.is_stateful());
+        assert_eq!(signature.input("sequence_id").map(|input| input.data_type), Some(None));
+        assert_eq!(signature.outputs.len(), 2);
+        assert_eq!(signature.version, 9);
+    }
+}

@@ -1,0 +1,435 @@
+//! The command line: OpenVINO Model Server's options and the gateway's own.
+//!
+//! Every option of OVMS is obeyed or refused; [`refused`](crate::refused) has the second kind. The checks and their texts
+//! are OVMS's where it has them.
+
+use std::ffi::OsString;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use clap::{ArgAction, CommandFactory, Parser};
+use http::uri::Authority;
+use log::LevelFilter;
+
+use crate::managed::{ModelOptions, ModelSource, ServerOptions, Source};
+use crate::refused;
+
+/// OVMS's, in seconds.
+const POLL_WAIT: u32 = 1;
+const TRITON_HTTP_PORT: u16 = 8000;
+const VERSION: &str = match option_env!("STATEFUL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+const REST_WORKERS: std::ops::RangeInclusive<u32> = 2..=10_000;
+
+/// Serves clients of OpenVINO Model Server with Triton's stateful backend: in front of a tritonserver that runs, or with one
+/// that it starts.
+#[derive(Debug, Parser)]
+#[command(name = "stateful-ovms", version = VERSION, rename_all = "snake_case", max_term_width = 100)]
+struct Arguments {
+    /// Port of the gRPC server; 0 or absent: none.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u32>,
+    /// Addresses that it is bound to, separated by commas.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    grpc_bind_address: String,
+    /// Port of the REST server; 0 or absent: none.
+    #[arg(long, value_name = "PORT")]
+    rest_port: Option<u32>,
+    /// Addresses that it is bound to, separated by commas.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    rest_bind_address: String,
+    /// At least this many threads; 1 to the number of cores.
+    #[arg(long, value_name = "THREADS")]
+    grpc_workers: Option<u32>,
+    /// At most this many threads.
+    #[arg(long, value_name = "THREADS")]
+    grpc_max_threads: Option<u32>,
+    /// At least this many threads; 2 to 10000.
+    #[arg(long, value_name = "THREADS")]
+    rest_workers: Option<u32>,
+    /// TRACE, DEBUG, INFO, WARNING or ERROR; INFO if absent.
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// A file for the log.
+    #[arg(long, value_name = "FILE")]
+    log_path: Option<PathBuf>,
+    /// GET /metrics of the REST port. It is always there.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
+    metrics_enable: Option<bool>,
+
+    /// gRPC address of a tritonserver that runs: host:port.
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    triton: Option<Authority>,
+    /// Its HTTP address; else port 8000 of the same host.
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    triton_http: Option<Authority>,
+
+    #[command(flatten, next_help_heading = "One model")]
+    model: Model,
+
+    #[command(flatten, next_help_heading = "With a tritonserver that it starts")]
+    managed: ManagedArguments,
+}
+
+#[derive(Debug, Default, clap::Args)]
+#[command(rename_all = "snake_case")]
+struct Model {
+    /// Name of the model.
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// Folder with a folder for each version, or one .onnx file.
+    #[arg(long, value_name = "PATH")]
+    model_path: Option<String>,
+    /// Keeps a state for each sequence. Required.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
+    stateful: Option<bool>,
+    /// Removes idle sequences.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
+    idle_sequence_cleanup: Option<bool>,
+    /// Gives states to recurrences inside the model.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
+    low_latency_transformation: Option<bool>,
+    /// The most sequences at the same time.
+    #[arg(long, value_name = "NUMBER")]
+    max_sequence_number: Option<u32>,
+    /// Which versions are served, as JSON.
+    #[arg(long, value_name = "JSON")]
+    model_version_policy: Option<String>,
+    /// Threads that run the model.
+    #[arg(long, value_name = "NUMBER")]
+    nireq: Option<u32>,
+    /// NUM_STREAMS and INFERENCE_NUM_THREADS, as JSON.
+    #[arg(long, value_name = "JSON")]
+    plugin_config: Option<String>,
+    /// CPU.
+    #[arg(long, value_name = "DEVICE")]
+    target_device: Option<String>,
+    /// 1.
+    #[arg(long, value_name = "NUMBER")]
+    batch_size: Option<String>,
+    /// Refused; see docs/ovms.md.
+    #[arg(long, value_name = "SHAPE", hide = true)]
+    shape: Option<String>,
+    /// Refused; see docs/ovms.md.
+    #[arg(long, value_name = "LAYOUT", hide = true)]
+    layout: Option<String>,
+}
+
+#[derive(Debug, Default, clap::Args)]
+#[command(rename_all = "snake_case")]
+struct ManagedArguments {
+    /// Several models: config.json, or the folder that has it.
+    #[arg(long, value_name = "FILE")]
+    config_path: Option<PathBuf>,
+    /// Seconds between two looks at config.json and the models' folders; 0: none. 1 if absent.
+    #[arg(long, value_name = "SECONDS")]
+    file_system_poll_wait_seconds: Option<u32>,
+    /// Minutes between two scans for idle sequences; 0: none. 5 if absent.
+    #[arg(long, value_name = "MINUTES")]
+    sequence_cleaner_poll_wait_minutes: Option<u32>,
+    /// The program; else the one in PATH, or /opt/tritonserver/bin/tritonserver.
+    #[arg(long, value_name = "FILE")]
+    tritonserver: Option<PathBuf>,
+    /// The folder with stateful/libtriton_stateful.so; else ../backends of this program's folder, or
+    /// /opt/tritonserver/backends.
+    #[arg(long, value_name = "FOLDER")]
+    backend_directory: Option<PathBuf>,
+    /// Prints the config.pbtxt files and ends.
+    #[arg(long = "print-config", alias = "print_config", action = ArgAction::SetTrue)]
+    print_config: bool,
+    /// Further arguments of tritonserver, after `--`.
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+/// The command line, checked.
+#[derive(Debug)]
+pub struct Settings {
+    /// The port for gRPC, if there is one.
+    pub grpc: Option<Listen>,
+    /// The port for REST, if there is one.
+    pub rest: Option<Listen>,
+    /// Threads that serve both.
+    pub threads: usize,
+    /// What is logged, unless the environment says so.
+    pub log_level: Option<LevelFilter>,
+    /// A file that gets the log, too.
+    pub log_path: Option<PathBuf>,
+    /// What answers the requests.
+    pub mode: Mode,
+}
+
+/// What answers the requests.
+#[derive(Debug)]
+pub enum Mode {
+    /// A tritonserver that runs.
+    InFrontOf {
+        /// Its address for gRPC.
+        grpc: Authority,
+        /// Its address for HTTP.
+        http: Authority,
+    },
+    /// A tritonserver that the gateway starts.
+    Managed {
+        /// The models.
+        source: Source,
+        /// Time between two looks at the files; none: they are read on request.
+        poll: Option<Duration>,
+        /// The process.
+        server: ServerOptions,
+    },
+    /// Nothing: the config.pbtxt files are printed.
+    PrintConfig(Source),
+}
+
+/// A port and the addresses it is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// IP addresses or names of hosts.
+    pub addresses: Vec<String>,
+    /// The port.
+    pub port: u16,
+}
+
+/// Why nothing is served.
+#[derive(Debug)]
+pub enum Exit {
+    /// `--help` or `--version`: a text for standard output.
+    Shown(String),
+    /// An option is wrong.
+    Usage(String),
+}
+
+impl Settings {
+    /// Reads the command line; the first of `arguments` is the program's name.
+    pub fn parse(arguments: Vec<OsString>) -> Result<Self, Exit> {
+        if arguments.len() < 2 {
+            return Err(Exit::Shown(Arguments::command().render_help().to_string()));
+        }
+        refused::check(&arguments).map_err(Exit::Usage)?;
+        let arguments = Arguments::try_parse_from(arguments).map_err(|error| {
+            let text = error.render().to_string();
+            if error.use_stderr() {
+                Exit::Usage(text.trim_start_matches("error: ").trim_end().to_owned())
+            } else {
+                Exit::Shown(text)
+            }
+        })?;
+        arguments.settings().map_err(Exit::Usage)
+    }
+}
+
+impl Arguments {
+    fn settings(self) -> Result<Settings, String> {
+        let grpc = listen("port", self.port, "grpc_bind_address", &self.grpc_bind_address)?;
+        let rest = listen("rest_port", self.rest_port, "rest_bind_address", &self.rest_bind_address)?;
+        let threads = self.threads()?;
+        let log_level = self.log_level.as_deref().map(level).transpose()?;
+        if self.metrics_enable == Some(false) {
+            return Err(
+                "--metrics_enable=false: GET /metrics is part of the REST port. Leave rest_port out, or keep /metrics \
+                        from clients by a proxy"
+                    .to_owned(),
+            );
+        }
+        if self.metrics_enable.is_some() && rest.is_none() {
+            return Err("rest_port setting is missing, metrics are enabled on rest port".to_owned());
+        }
+        let print_config = self.managed.print_config;
+        if !print_config && grpc.is_none() && rest.is_none() {
+            return Err("port and rest_port cannot both be unset".to_owned());
+        }
+        if let (Some(grpc), Some(rest)) = (&grpc, &rest)
+            && grpc.port == rest.port
+        {
+            return Err("port and rest_port cannot have the same values".to_owned());
+        }
+        let log_path = self.log_path.clone();
+        let mode = self.mode(log_level)?;
+        Ok(Settings { grpc, rest, threads, log_level, log_path, mode })
+    }
+
+    /// One set of threads serves both protocols, and none of them waits for Triton, so more than a thread for each core
+    /// is only useful to those who ask for it.
+    fn threads(&self) -> Result<usize, String> {
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        if let Some(workers) = self.grpc_workers
+            && !(1..=cores).contains(&(workers as usize))
+        {
+            return Err(format!("grpc_workers count should be from 1 to CPU core count : {cores}"));
+        }
+        if let Some(workers) = self.rest_workers {
+            if !REST_WORKERS.contains(&workers) {
+                return Err(format!("rest_workers count should be from 2 to {}", REST_WORKERS.end()));
+            }
+            if self.rest_port.unwrap_or(0) == 0 {
+                return Err(
+                    "rest_workers is set but rest_port is not set. rest_port is required to start rest servers"
+                        .to_owned(),
+                );
+            }
+        }
+        if self.grpc_max_threads == Some(0) {
+            return Err("--grpc_max_threads 0: 1 or more".to_owned());
+        }
+        let least = self.rest_workers.unwrap_or(1) as usize;
+        let most = self.grpc_max_threads.map_or(usize::MAX, |most| most as usize);
+        Ok(cores.min(most).max(least))
+    }
+
+    fn mode(self, log_level: Option<LevelFilter>) -> Result<Mode, String> {
+        let Some(grpc) = self.triton else {
+            if self.triton_http.is_some() {
+                return Err("--triton_http is the HTTP address of the server of --triton, which is missing".to_owned());
+            }
+            let print_config = self.managed.print_config;
+            let poll = self.managed.file_system_poll_wait_seconds.unwrap_or(POLL_WAIT);
+            let server = ServerOptions {
+                tritonserver: self.managed.tritonserver.clone(),
+                backend_directory: self.managed.backend_directory.clone(),
+                log_level: log_level.unwrap_or(LevelFilter::Info),
+                log_path: self.log_path,
+                arguments: self.managed.arguments.clone(),
+            };
+            let source = source(self.model, self.managed)?;
+            if print_config {
+                return Ok(Mode::PrintConfig(source));
+            }
+            let poll = (poll > 0).then(|| Duration::from_secs(poll.into()));
+            return Ok(Mode::Managed { source, poll, server });
+        };
+        if let [first, ..] = &self.model.given().into_iter().chain(self.managed.given()).collect::<Vec<_>>()[..] {
+            return Err(format!(
+                "--{first} is for a tritonserver that the gateway starts, and --triton names one that runs: use one of them"
+            ));
+        }
+        let http = match self.triton_http {
+            Some(http) => http,
+            None => format!("{}:{TRITON_HTTP_PORT}", grpc.host())
+                .parse()
+                .map_err(|error| format!("--triton {grpc}: {error}"))?,
+        };
+        Ok(Mode::InFrontOf { grpc, http })
+    }
+}
+
+impl Model {
+    /// The names of the options that were written.
+    fn given(&self) -> Vec<&'static str> {
+        names([
+            ("model_name", self.model_name.is_some()),
+            ("model_path", self.model_path.is_some()),
+            ("stateful", self.stateful.is_some()),
+            ("idle_sequence_cleanup", self.idle_sequence_cleanup.is_some()),
+            ("low_latency_transformation", self.low_latency_transformation.is_some()),
+            ("max_sequence_number", self.max_sequence_number.is_some()),
+            ("model_version_policy", self.model_version_policy.is_some()),
+            ("nireq", self.nireq.is_some()),
+            ("plugin_config", self.plugin_config.is_some()),
+            ("target_device", self.target_device.is_some()),
+            ("batch_size", self.batch_size.is_some()),
+            ("shape", self.shape.is_some()),
+            ("layout", self.layout.is_some()),
+        ])
+    }
+}
+
+impl ManagedArguments {
+    fn given(&self) -> Vec<&'static str> {
+        names([
+            ("config_path", self.config_path.is_some()),
+            ("file_system_poll_wait_seconds", self.file_system_poll_wait_seconds.is_some()),
+            ("sequence_cleaner_poll_wait_minutes", self.sequence_cleaner_poll_wait_minutes.is_some()),
+            ("tritonserver", self.tritonserver.is_some()),
+            ("backend_directory", self.backend_directory.is_some()),
+            ("print-config", self.print_config),
+            ("", !self.arguments.is_empty()),
+        ])
+    }
+}
+
+fn names<const N: usize>(options: [(&'static str, bool); N]) -> Vec<&'static str> {
+    options.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+}
+
+/// The models: those of `config.json`, or the one of the command line.
+fn source(model: Model, managed: ManagedArguments) -> Result<Source, String> {
+    let cleaner_minutes = managed.sequence_cleaner_poll_wait_minutes;
+    if let Some(path) = managed.config_path {
+        if model.model_name.is_some() || model.model_path.is_some() {
+            return Err("Use either config_path or model_path with model_name".to_owned());
+        }
+        if let [first, ..] = model.given()[..] {
+            return Err(format!(
+                "Model parameters in CLI are exclusive with the config file: write {first} in config.json"
+            ));
+        }
+        let path = if path.is_dir() { path.join("config.json") } else { path };
+        return Ok(Source { models: ModelSource::File(path), cleaner_minutes });
+    }
+    let (Some(name), Some(path)) = (model.model_name, model.model_path) else {
+        return Err("Use config_path or model_path with model_name, or --triton".to_owned());
+    };
+    if model.stateful != Some(true)
+        && (model.low_latency_transformation.is_some()
+            || model.max_sequence_number.is_some()
+            || model.idle_sequence_cleanup.is_some())
+    {
+        return Err(
+            "Setting low_latency_transformation, max_sequence_number and idle_sequence_cleanup require setting \
+                    stateful flag for the model."
+                .to_owned(),
+        );
+    }
+    let options = ModelOptions {
+        stateful: model.stateful,
+        idle_sequence_cleanup: model.idle_sequence_cleanup,
+        low_latency_transformation: model.low_latency_transformation,
+        max_sequence_number: model.max_sequence_number.map(u64::from),
+        model_version_policy: model.model_version_policy,
+        nireq: model.nireq.map(u64::from),
+        plugin_config: model.plugin_config,
+        target_device: model.target_device,
+        batch_size: model.batch_size,
+        shape: model.shape,
+        layout: model.layout,
+    };
+    Ok(Source { models: ModelSource::CommandLine { name, path, options: Box::new(options) }, cleaner_minutes })
+}
+
+fn listen(option: &str, port: Option<u32>, of_addresses: &str, addresses: &str) -> Result<Option<Listen>, String> {
+    let port = u16::try_from(port.unwrap_or(0))
+        .map_err(|_| format!("{} number out of range from 0 to {}", option, u16::MAX))?;
+    let addresses: Vec<_> = addresses.split(',').map(|address| address.trim().to_owned()).collect();
+    if addresses.iter().any(|address| address.is_empty() || address.contains(char::is_whitespace)) {
+        return Err(format!("{of_addresses} has invalid format: proper hostname or IP address expected."));
+    }
+    Ok((port > 0).then_some(Listen { addresses, port }))
+}
+
+fn level(name: &str) -> Result<LevelFilter, String> {
+    match name {
+        "TRACE" => Ok(LevelFilter::Trace),
+        "DEBUG" => Ok(LevelFilter::Debug),
+        "INFO" => Ok(LevelFilter::Info),
+        "WARNING" => Ok(LevelFilter::Warn),
+        "ERROR" => Ok(LevelFilter::Error),
+        _ => Err("log_level should be one of: TRACE, DEBUG, INFO, WARNING, ERROR".to_owned()),
+    }
+}
+
+/// As OVMS's parser of options takes it.
+fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "True" | "t" | "T" | "1" => Ok(true),
+        "false" | "False" | "f" | "F" | "0" => Ok(false),
+        _ => Err("true or false".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! One inference, whatever protocol asked for it.
+
+mod errors;
+pub mod order;
+pub mod specials;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tonic::Code;
+
+use crate::failure::Failure;
+use crate::gateway::Gateway;
+use crate::models::{Signature, Version, is_special};
+use crate::proto::inference::infer_parameter::ParameterChoice;
+use crate::proto::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::proto::inference::{ModelInferRequest, ModelInferResponse};
+use crate::tensor::{DataType, Tensor};
+use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
+
+/// The parameter of the backend's responses that has the id.
+const ANSWERED_ID: &str = "stateful_sequence_id";
+
+/// Tensors with their names.
+pub type Tensors = Vec<(String, Tensor)>;
+
+/// What a client asks for, without its inputs.
+pub struct Call<'a> {
+    pub name: &'a str,
+    pub version: Version,
+    /// When the client stops waiting.
+    pub deadline: Option<Instant>,
+    /// The failure of a request that could not be read so far. It is reported after that of an unknown model.
+    pub specials: Result<Specials, Failure>,
+    /// The outputs that are wanted; all if empty.
+    pub filter: &'a [String],
+}
+
+/// What the model has answered.
+#[derive(Debug)]
+pub struct Prediction {
+    pub version: i64,
+    pub outputs: Tensors,
+    /// None for a model without sequences.
+    pub sequence_id: Option<u64>,
+}
+
+/// Runs the model on the inputs that `decode` reads with the help of the signature.
+pub async fn run(
+    gateway: &Gateway,
+    call: &Call<'_>,
+    decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
+) -> Result<Prediction, Failure> {
+    // The place in the sequence's queue comes first: finding the model may take any time.
+    let id = call.specials.as_ref().map_or(0, Specials::id);
+    let _turn = if id == 0 { None } else { Some(gateway.order.turn(call.name, id).await?) };
+
+    let known = gateway.models.get(call.name, call.version);
+    let signature = match &known {
+        Some(signature) => signature.clone(),
+        None => gateway.wait_for_signature(call.name, call.version).await?,
+    };
+    let mut answer = attempt(gateway, call, &signature, &decode).await;
+    if let Err(failure) = &answer
+        && known.is_some()
+        && errors::may_come_from_an_old_signature(failure)
+    {
+        // Such a request has not run, so it may be sent again.
+        let current = gateway.wait_for_signature(call.name, call.version).await?;
+        if current != signature {
+            answer = attempt(gateway, call, &current, &decode).await;
+        }
+    }
+    answer.map_err(errors::translate)
+}
+
+async fn attempt(
+    gateway: &Gateway,
+    call: &Call<'_>,
+    signature: &Signature,
+    decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
+) -> Result<Prediction, Failure> {
+    let specials = call.specials.as_ref().map_err(Failure::clone)?;
+    let sequence = if signature.is_stateful() { Some(specials.check()?) } else { None };
+    let mut inputs = decode(signature)?;
+    inputs.extend(special_tensors(sequence, signature));
+    let request = request(call, signature, inputs)?;
+    let response = gateway.triton.infer(request, call.deadline).await?;
+    prediction(response, call, sequence)
+}
+
+fn special_tensors(sequence: Option<Sequence>, signature: &Signature) -> Tensors {
+    let mut tensors = Vec::new();
+    if let (Some(Sequence { id, control }), Some(shape)) = (sequence, &signature.special_shape) {
+        if id != 0 {
+            let content = Bytes::copy_from_slice(&id.to_le_bytes());
+            let tensor = Tensor { data_type: DataType::Uint64, shape: shape.clone(), content };
+            tensors.push((SEQUENCE_ID.to_owned(), tensor));
+        }
+        if control != 0 {
+            let content = Bytes::copy_from_slice(&control.to_le_bytes());
+            let tensor = Tensor { data_type: DataType::Uint32, shape: shape.clone(), content };
+            tensors.push((SEQUENCE_CONTROL_INPUT.to_owned(), tensor));
+        }
+    }
+    tensors
+}
+
+fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<ModelInferRequest, Failure> {
+    let mut outputs = Vec::new();
+    for name in call.filter {
+        if signature.is_stateful() && name == SEQUENCE_ID {
+            continue;
+        }
+        if !signature.outputs.iter().any(|output| output.name == *name) {
+            let text = format!("Missing output with specific name - output_filter: {name}");
+            return Err(Failure::new(Code::InvalidArgument, text));
+        }
+        outputs.push(InferRequestedOutputTensor { name: name.clone() });
+    }
+    let mut request = ModelInferRequest {
+        model_name: call.name.to_owned(),
+        model_version: version_text(call.version),
+        outputs,
+        ..ModelInferRequest::default()
+    };
+    for (name, tensor) in inputs {
+        let datatype = tensor.data_type.triton().to_owned();
+        request.inputs.push(InferInputTensor { name, datatype, shape: tensor.shape });
+        request.raw_input_contents.push(tensor.content);
+    }
+    Ok(request)
+}
+
+fn prediction(
+    response: ModelInferResponse,
+    call: &Call<'_>,
+    sequence: Option<Sequence>,
+) -> Result<Prediction, Failure> {
+    let broken = |what: String| Failure::new(Code::Internal, format!("tritonserver has answered wrongly: {what}"));
+    if response.outputs.len() != response.raw_output_contents.len() {
+        let (outputs, contents) = (response.outputs.len(), response.raw_output_contents.len());
+        return Err(broken(format!("{outputs} outputs and {contents} contents")));
+    }
+    let mut answered_id = response.parameters.get(ANSWERED_ID).and_then(|parameter| match parameter.parameter_choice {
+        Some(ParameterChoice::Int64Param(id)) => Some(id.cast_unsigned()),
+        _ => None,
+    });
+    let mut outputs = BTreeMap::new();
+    for (output, content) in response.outputs.into_iter().zip(response.raw_output_contents) {
+        if sequence.is_some() && is_special(&output.name) {
+            answered_id = answered_id.or_else(|| content.first_chunk().copied().map(u64::from_le_bytes));
+        } else if call.filter.is_empty() || call.filter.contains(&output.name) {
+            let data_type = DataType::from_triton(&output.datatype).ok_or_else(|| {
+                let text = format!("output '{}' has type {}, which clients can't read", output.name, output.datatype);
+                Failure::new(Code::Unimplemented, text)
+            })?;
+            let tensor = Tensor::new(data_type, output.shape, content)
+                .map_err(|what| broken(format!("output '{}' has {what}", output.name)))?;
+            outputs.insert(output.name, tensor);
+        }
+    }
+    Ok(Prediction {
+        version: response.model_version.parse().unwrap_or_default(),
+        outputs: outputs.into_iter().collect(),
+        sequence_id: sequence.map(|sequence| answered_id.unwrap_or(sequence.id)),
+    })
+}
+
+/// A version as Triton's requests have it: empty for the latest one.
+pub fn version_text(version: Version) -> String {
+    version.map(|version| version.to_string()).unwrap_or_default()
+}

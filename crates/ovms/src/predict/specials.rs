@@ -1,0 +1,150 @@
+//! The two special inputs, `sequence_id` and `sequence_control_input`, checked as OVMS checks them.
+
+use tonic::Code;
+
+use crate::failure::Failure;
+
+/// The input with the id of the sequence, and the output with it.
+pub const SEQUENCE_ID: &str = "sequence_id";
+/// The input that starts and ends a sequence.
+pub const SEQUENCE_CONTROL_INPUT: &str = "sequence_control_input";
+
+const START: u32 = 1;
+const END: u32 = 2;
+
+/// A special input as it came: nothing is checked yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Special<T> {
+    /// Empty if the client sent no shape.
+    pub shape: Vec<i64>,
+    /// The value, if there is exactly one in the field for the type.
+    pub value: Option<T>,
+}
+
+/// Both special inputs of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Specials {
+    pub sequence_id: Option<Special<u64>>,
+    pub control: Option<Special<u32>>,
+}
+
+/// Special inputs that a request may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// 0: the server chooses it.
+    pub id: u64,
+    /// 0, 1 for START, 2 for END.
+    pub control: u32,
+}
+
+impl Specials {
+    /// The id, whether or not the rest of the request is right. 0 if there is none.
+    pub fn id(&self) -> u64 {
+        self.sequence_id.as_ref().and_then(|special| special.value).unwrap_or(0)
+    }
+
+    /// In OVMS's order: the id's shape and value, those of the control, the control's meaning, the id's presence.
+    pub fn check(&self) -> Result<Sequence, Failure> {
+        let id = match &self.sequence_id {
+            Some(special) => {
+                let text = "Could not find sequence id in expected tensor proto field uint64_val";
+                special.check(SEQUENCE_ID, text)?
+            }
+            None => 0,
+        };
+        let control = match &self.control {
+            Some(special) => {
+                let text = "Could not find sequence control input in expected tensor proto field uint32_val";
+                special.check(SEQUENCE_CONTROL_INPUT, text)?
+            }
+            None => 0,
+        };
+        if control > END {
+            return Err(invalid("Unexpected value of sequence control input"));
+        }
+        if control != START && id == 0 {
+            return Err(invalid("Sequence ID has not been provided in request inputs"));
+        }
+        Ok(Sequence { id, control })
+    }
+}
+
+impl<T: Copy> Special<T> {
+    fn check(&self, name: &str, no_value: &str) -> Result<T, Failure> {
+        let required = format!("Required shape for {name} is: (1)");
+        match self.shape[..] {
+            [] => Err(invalid("Special input proto does not contain tensor shape information")),
+            [1] => self.value.ok_or_else(|| invalid(no_value)),
+            [_] => Err(invalid(&format!("Invalid input shape - {required}"))),
+            _ => Err(invalid(&format!("Invalid number of shape dimensions - {required}"))),
+        }
+    }
+}
+
+fn invalid(text: &str) -> Failure {
+    Failure::new(Code::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specials(id: Option<(&[i64], Option<u64>)>, control: Option<(&[i64], Option<u32>)>) -> Specials {
+        Specials {
+            sequence_id: id.map(|(shape, value)| Special { shape: shape.to_vec(), value }),
+            control: control.map(|(shape, value)| Special { shape: shape.to_vec(), value }),
+        }
+    }
+
+    fn message(specials: &Specials) -> String {
+        let failure = specials.check().unwrap_err();
+        assert_eq!(failure.code, Code::InvalidArgument);
+        failure.message
+    }
+
+    #[test]
+    fn a_start_needs_no_id_and_everything_else_does() {
+        let start = Some((&[1][..], Some(START)));
+        assert_eq!(specials(None, start).check(), Ok(Sequence { id: 0, control: START }));
+        assert_eq!(specials(Some((&[1], Some(0))), start).check(), Ok(Sequence { id: 0, control: START }));
+        assert_eq!(specials(Some((&[1], Some(7))), None).check(), Ok(Sequence { id: 7, control: 0 }));
+        let absent = "Sequence ID has not been provided in request inputs";
+        assert_eq!(message(&specials(None, None)), absent);
+        assert_eq!(message(&specials(None, Some((&[1], Some(END))))), absent);
+        assert_eq!(message(&specials(Some((&[1], Some(0))), Some((&[1], Some(0))))), absent);
+    }
+
+    #[test]
+    fn the_id_s_shape_is_checked_before_its_value_and_before_the_control() {
+        let bad_control = Some((&[][..], Some(999)));
+        assert_eq!(
+            message(&specials(Some((&[], Some(1))), bad_control)),
+            "Special input proto does not contain tensor shape information"
+        );
+        assert_eq!(
+            message(&specials(Some((&[1, 1], None)), bad_control)),
+            "Invalid number of shape dimensions - Required shape for sequence_id is: (1)"
+        );
+        assert_eq!(
+            message(&specials(Some((&[2], None)), bad_control)),
+            "Invalid input shape - Required shape for sequence_id is: (1)"
+        );
+        assert_eq!(
+            message(&specials(Some((&[1], None)), bad_control)),
+            "Could not find sequence id in expected tensor proto field uint64_val"
+        );
+    }
+
+    #[test]
+    fn the_control_s_value_is_checked_before_the_id_s_presence() {
+        assert_eq!(
+            message(&specials(None, Some((&[1], None)))),
+            "Could not find sequence control input in expected tensor proto field uint32_val"
+        );
+        assert_eq!(
+            message(&specials(None, Some((&[3], Some(0))))),
+            "Invalid input shape - Required shape for sequence_control_input is: (1)"
+        );
+        assert_eq!(message(&specials(None, Some((&[1], Some(3))))), "Unexpected value of sequence control input");
+    }
+}

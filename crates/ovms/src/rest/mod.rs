@@ -1,0 +1,164 @@
+//! The port for REST: TensorFlow Serving's API, Triton's own passed through, and the metrics.
+
+mod answer;
+mod array;
+mod models;
+mod pass_through;
+mod path;
+mod request;
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderValue, Method as HttpMethod, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tonic::Code;
+
+use crate::connections;
+use crate::failure::Failure;
+use crate::gateway::Gateway;
+use crate::metrics::Method;
+use crate::predict::{self, Call};
+use path::{Model, Path};
+use request::Request as PredictRequest;
+
+/// What OVMS accepts.
+const BODY_BYTES_MAX: usize = 1 << 30;
+/// Reading a larger body would hold up other requests of the thread.
+const BLOCKING_BYTES: usize = 1 << 20;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// A text, or what Triton sends.
+pub type Body = Either<Full<Bytes>, Incoming>;
+
+/// Serves `listener` until `stop` is true, then finishes the requests that run.
+pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+    let service = service_fn(move |request| {
+        let gateway = gateway.clone();
+        async move { Ok::<_, Infallible>(answer(&gateway, request).await) }
+    });
+    connections::serve_http1(listener, service, stop).await
+}
+
+async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body> {
+    let path = match Path::parse(request.uri().path()) {
+        Ok(path) => path,
+        Err(failure) => return error(&failure),
+    };
+    if let Some((allow, allowed)) = allowed_methods(&path)
+        && !allowed.contains(request.method())
+    {
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, JSON, error_json("Unsupported method"));
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+        return response;
+    }
+    let (api, method) = match &path {
+        Path::Predict(_) => ("rest", "Predict"),
+        Path::Metadata(_) => ("rest", "GetModelMetadata"),
+        Path::Status(_) => ("rest", "GetModelStatus"),
+        Path::Config => ("rest", "ConfigStatus"),
+        Path::ConfigReload => ("rest", "ConfigReload"),
+        Path::Triton => ("kserve_rest", ""),
+        Path::Metrics => return text(StatusCode::OK, OPEN_METRICS, gateway.metrics.text()),
+        Path::NoSuchMethod => return error(&Failure::new(Code::NotFound, "Requested REST resource not found")),
+    };
+    let counted = gateway.metrics.request(Method { api, method });
+    let (model, result) = match path {
+        Path::Predict(model) => (Some(model.name.clone()), predict(gateway, &model, request.into_body()).await),
+        Path::Metadata(model) => (Some(model.name.clone()), models::metadata(gateway, &model).await.map(ok)),
+        Path::Status(model) => (Some(model.name.clone()), models::status(gateway, &model).await.map(ok)),
+        Path::Config => (None, models::config(gateway).await.map(ok)),
+        Path::ConfigReload => (None, models::reload(gateway).await.map(|(status, json)| text(status, JSON, json))),
+        _ => (None, pass_through::answer(gateway, request).await),
+    };
+    let code = match &result {
+        Ok(response) if response.status().is_success() => Code::Ok,
+        // Triton's: HTTP has fewer statuses than gRPC has codes.
+        Ok(response) => code_of(response.status()),
+        Err(failure) => failure.code,
+    };
+    let known = model.filter(|model| gateway.models.is_known(model));
+    counted.finish(known.as_deref().unwrap_or_default(), code);
+    result.unwrap_or_else(|failure| error(&failure))
+}
+
+/// None if any method may be right.
+fn allowed_methods(path: &Path) -> Option<(&'static str, &'static [HttpMethod])> {
+    match path {
+        Path::Predict(_) | Path::ConfigReload => Some(("POST", &[HttpMethod::POST])),
+        Path::Metadata(_) | Path::Status(_) | Path::Config | Path::Metrics => {
+            Some(("GET, HEAD", &[HttpMethod::GET, HttpMethod::HEAD]))
+        }
+        Path::NoSuchMethod | Path::Triton => None,
+    }
+}
+
+async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Response<Body>, Failure> {
+    let body = read(body).await?;
+    let request = heavy(body.len(), || PredictRequest::parse(&body));
+    let specials = request.as_ref().map_err(Failure::clone).and_then(PredictRequest::specials);
+    let call = Call { name: &model.name, version: model.version, deadline: None, specials, filter: &[] };
+    let prediction = predict::run(gateway, &call, |signature| {
+        let request = request.as_ref().map_err(Failure::clone)?;
+        heavy(body.len(), || request.tensors(signature))
+    })
+    .await?;
+    let format = request?.format;
+    let bytes = prediction.outputs.iter().map(|(_, tensor)| tensor.content.len()).sum();
+    Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
+}
+
+async fn read(body: Incoming) -> Result<Bytes, Failure> {
+    match Limited::new(body, BODY_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let text = format!("the body has more than {BODY_BYTES_MAX} bytes");
+            Err(Failure::new(Code::ResourceExhausted, text))
+        }
+        Err(error) => Err(Failure::new(Code::InvalidArgument, format!("the body could not be read: {error}"))),
+    }
+}
+
+/// Runs what takes long for so many bytes without holding up other requests.
+fn heavy<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    if bytes > BLOCKING_BYTES { tokio::task::block_in_place(work) } else { work() }
+}
+
+fn ok(json: String) -> Response<Body> {
+    text(StatusCode::OK, JSON, json)
+}
+
+fn error(failure: &Failure) -> Response<Body> {
+    text(failure.http_status(), JSON, error_json(&failure.message))
+}
+
+fn error_json(message: &str) -> String {
+    serde_json::json!({ "error": message }).to_string()
+}
+
+fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+fn code_of(status: StatusCode) -> Code {
+    match status {
+        StatusCode::NOT_FOUND => Code::NotFound,
+        StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+        StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => Code::Unimplemented,
+        status if status.is_client_error() => Code::InvalidArgument,
+        _ => Code::Internal,
+    }
+}

@@ -1,0 +1,138 @@
+//! The connection to tritonserver.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use http::uri::{Authority, Uri};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use crate::failure::Failure;
+use crate::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use crate::proto::inference::{
+    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse, RepositoryIndexRequest,
+    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest,
+    repository_index_response::ModelIndex,
+};
+
+const WINDOW_BYTES: u32 = 16 << 20;
+const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+// A host that vanishes sends no reset, so only an unanswered ping tells that requests under way have failed.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A tritonserver, by its gRPC address and perhaps its HTTP address. Connects with the first request, and again after
+/// the connection breaks.
+#[derive(Clone, Debug)]
+pub struct Triton {
+    channel: Channel,
+    http: Option<Authority>,
+    http_client: Client<HttpConnector, Incoming>,
+}
+
+impl Triton {
+    /// Connects later: call it inside a tokio runtime.
+    pub fn new(grpc: &Authority, http: Option<Authority>) -> Result<Self, http::Error> {
+        let uri = Uri::builder().scheme("http").authority(grpc.clone()).path_and_query("/").build()?;
+        let channel = Endpoint::from(uri)
+            .tcp_nodelay(true)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .connect_lazy();
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let http_client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { channel, http, http_client })
+    }
+
+    /// Runs a model. Dropping the future cancels the request in Triton.
+    pub async fn infer(
+        &self,
+        request: ModelInferRequest,
+        deadline: Option<Instant>,
+    ) -> Result<ModelInferResponse, Failure> {
+        let mut request = Request::new(request);
+        if let Some(deadline) = deadline {
+            request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+        answer(self.client().model_infer(request).await)
+    }
+
+    /// What Triton says about a model; an empty version is the latest one.
+    pub async fn metadata(&self, name: &str, version: &str) -> Result<ModelMetadataResponse, Failure> {
+        let request = ModelMetadataRequest { name: name.to_owned(), version: version.to_owned() };
+        answer(self.client().model_metadata(request).await)
+    }
+
+    /// All versions of all models, served or not.
+    pub async fn index(&self) -> Result<Vec<ModelIndex>, Failure> {
+        let answered = self.client().repository_index(RepositoryIndexRequest::default()).await;
+        Ok(answer(answered)?.models)
+    }
+
+    /// Loads a model, or loads it again.
+    pub async fn load(&self, name: &str) -> Result<(), Failure> {
+        let request = RepositoryModelLoadRequest { repository_name: String::new(), model_name: name.to_owned() };
+        answer(self.client().repository_model_load(request).await).map(drop)
+    }
+
+    /// Unloads a model.
+    pub async fn unload(&self, name: &str) -> Result<(), Failure> {
+        let request = RepositoryModelUnloadRequest { repository_name: String::new(), model_name: name.to_owned() };
+        answer(self.client().repository_model_unload(request).await).map(drop)
+    }
+
+    /// Whether the server answers and calls itself ready.
+    pub async fn is_ready(&self) -> bool {
+        match self.client().server_ready(ServerReadyRequest {}).await {
+            Ok(answer) => answer.into_inner().ready,
+            Err(_) => false,
+        }
+    }
+
+    /// The connection itself, for requests that are passed through as they are.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// The HTTP address, and a client for it.
+    pub fn http(&self) -> Option<(&Authority, &Client<HttpConnector, Incoming>)> {
+        Some((self.http.as_ref()?, &self.http_client))
+    }
+
+    fn client(&self) -> GrpcInferenceServiceClient<Channel> {
+        GrpcInferenceServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+}
+
+fn answer<T>(answer: Result<Response<T>, Status>) -> Result<T, Failure> {
+    answer.map(Response::into_inner).map_err(|status| failure(&status))
+}
+
+/// A status that Triton sent has no source. One that has a source was made here, because the connection failed.
+pub fn failure(status: &Status) -> Failure {
+    let mut source = status.source();
+    let mut reason = None;
+    while let Some(error) = source {
+        if error.is::<tonic::TimeoutExpired>() {
+            return Failure::new(Code::DeadlineExceeded, "Deadline Exceeded");
+        }
+        reason = Some(error.to_string());
+        source = error.source();
+    }
+    match reason {
+        Some(reason) => Failure::new(Code::Unavailable, format!("tritonserver can't be reached: {reason}")),
+        None => Failure::new(status.code(), status.message()),
+    }
+}

@@ -1,0 +1,252 @@
+"""Requests of one sequence keep their order, wait in a queue that is bounded, and can be taken back there; deadlines."""
+
+import grpc
+import numpy as np
+import pytest
+
+from harness import models
+from harness.conversations import together
+from harness.deployment import eventually
+from harness.own import FAILS, fed, own, total, while_they_run
+from harness.raw import Refused
+from harness.tensorflow_serving import Pipelined, Predict, of_ovms, predict_request
+
+Flags = dict[str, bool]
+START: Flags = {"sequence_start": True}
+STEP: Flags = {}
+END: Flags = {"sequence_end": True}
+
+
+def of(sequence_id: int, flags=STEP) -> dict:
+    return {"sequence_id": sequence_id, **flags}
+
+
+@pytest.fixture
+def pipelined(gateway):
+    client = Pipelined(gateway)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("sequences", [1, 5])
+def test_requests_on_one_connection_run_in_the_order_in_which_they_were_sent(serve, pipelined, sequences):
+    """Sent without a wait: a sum tells which requests ran before it."""
+    model, length = serve(), 60
+    for round in range(5):
+        ids = range(100 * round + 1, 100 * round + 1 + sequences)
+        sent = [(at, sequence_id) for at in range(length) for sequence_id in ids]
+        for at, sequence_id in sent:
+            flags = START if at == 0 else END if at == length - 1 else STEP
+            pipelined.send(model.name, fed(at), of(sequence_id, flags))
+        came = [pipelined.reply()[1] for _ in sent]
+        assert [total(answer) for answer in came] == [at * (at + 1) // 2 for at, _ in sent]
+
+
+def test_a_start_behind_an_end_begins_a_new_sequence(serve, pipelined):
+    """O34, O35 and O38, all sent at once. What comes behind the END waits for it, where OpenVINO Model Server refuses it."""
+    model = serve()
+    asked = [(1, START), (2, STEP), (4, END), (8, STEP), (10, START), (20, END), (16, END)]
+    for value, flags in asked * 10:
+        pipelined.send(model.name, fed(value), of(42, flags))
+    assert outcomes(pipelined, 7 * 10) == [1, 3, 7, "NOT_FOUND", 10, 30, "NOT_FOUND"] * 10
+
+
+def outcomes(pipelined, count: int) -> list[int | str]:
+    came = [pipelined.reply()[1] for _ in range(count)]
+    return [answer.code if isinstance(answer, Refused) else total(answer) for answer in came]
+
+
+def busy_with(gateway, connect, model, work: int, sequence_id: int = 42):
+    """A request of a sequence that runs for a while; it has reached the gateway."""
+    client = connect("predict")
+    client.ask(model.name, fed(0), of(sequence_id, START))
+    before = under_way(gateway)
+    call = client.send(model.name, fed(1, work), of(sequence_id))
+    eventually(lambda: under_way(gateway), lambda count: count == before + 1 or call.future.done())
+    return call
+
+
+def under_way(gateway) -> float:
+    """Requests that the gateway has and has not answered; /metrics itself is none."""
+    return gateway.metric(UNDER_WAY)
+
+
+UNDER_WAY = "stateful_ovms_requests_running"
+
+
+def test_requests_of_several_connections_run_in_the_order_in_which_they_arrived(gateway, serve, connect):
+    """Each is sent when the one before it has arrived, while a first one runs."""
+    model = serve()
+    for work in (400, 2000, 10000):
+        first = busy_with(gateway, connect, model, work)
+        calls = []
+        for at in range(1, 9):
+            before = under_way(gateway)
+            calls.append(connect("predict").send(model.name, fed(2**at), of(42)))
+            eventually(lambda: under_way(gateway), lambda count: count == before + 1 or first.future.done())
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1
+        assert [total(call.answer()) for call in calls] == [2 ** (at + 1) - 1 for at in range(1, 9)]
+        assert total(connect("predict").ask(model.name, fed(0), of(42, END))) == 511
+        if in_time:
+            return
+    pytest.fail("the first request was answered before the last was sent")
+
+
+def test_other_sequences_do_not_wait(gateway, serve, connect):
+    model, other = serve(parameters={"worker_count": 2}), connect("predict")
+
+    def begin(work):
+        client = connect("predict")
+        client.ask(model.name, fed(0), of(42, START))
+        calls = [client.send(model.name, fed(1, work), of(42)) for _ in range(3)]
+        return [*calls, client.send(model.name, fed(1), of(42, END))]
+
+    def task():
+        for sequence_id in (43, 0):
+            made = other.ask(model.name, fed(5), of(sequence_id, START)).parameters["stateful_sequence_id"]
+            assert total(other.ask(model.name, fed(7), of(made, END))) == 12
+
+    while_they_run(begin, task)
+
+
+def test_a_sequence_of_the_same_id_of_another_model_does_not_wait(serve, deployment, connect):
+    model, other = serve(), connect("predict")
+    beside = deployment.serve(own(models.work(f"{model.name}_beside")))
+
+    def begin(work):
+        client = connect("predict")
+        client.ask(model.name, fed(0), of(42, START))
+        return [client.send(model.name, fed(1, work), of(42, END))]
+
+    def task():
+        other.ask(beside.name, fed(5), of(42, START))
+        assert total(other.ask(beside.name, fed(7), of(42, END))) == 12
+
+    while_they_run(begin, task)
+
+
+@pytest.mark.parametrize("protocol", ["predict", "rest"])
+def test_a_hundred_requests_of_a_sequence_may_wait(gateway, serve, connect, pipelined, protocol):
+    """One more is refused, and changes nothing."""
+    model = serve()
+    for work in (1000, 5000, 25000):
+        first = busy_with(gateway, connect, model, work)
+        before = under_way(gateway)
+        for _ in range(100):
+            pipelined.send(model.name, fed(1), of(42))
+        eventually(lambda: under_way(gateway), lambda count: count == before + 100 or first.future.done())
+        try:
+            connect(protocol).ask(model.name, fed(1000), of(42))
+            refused = None
+        except Refused as error:
+            refused = error
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1
+        assert outcomes(pipelined, 100) == list(range(2, 102))
+        if in_time:
+            assert refused is not None and refused.code in ("UNAVAILABLE", "503")
+            assert "100" in refused.text and "42" in refused.text
+        came = total(connect("predict").ask(model.name, fed(0), of(42, END)))
+        if in_time:
+            assert came == 101
+            return
+    pytest.fail("the first request was answered before the last was sent")
+
+
+def test_a_request_that_is_taken_back_while_it_waits_is_not_run(gateway, serve, connect):
+    model = serve()
+    for work in (400, 2000, 10000):
+        first = busy_with(gateway, connect, model, work)
+        client, before = connect("predict"), under_way(gateway)
+        calls = [client.send(model.name, fed(value), of(42)) for value in (10, 100, 1000 - 1)]
+        eventually(lambda: under_way(gateway), lambda count: count == before + 3 or first.future.done())
+        calls[1].future.cancel()
+        eventually(lambda: under_way(gateway), lambda count: count == before + 2 or first.future.done())
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1
+        sums = [total(calls[at].answer()) for at in (0, 2)]
+        client.ask(model.name, fed(0), of(42, END))
+        if in_time:
+            assert sums == [11, 1010]
+            return
+    pytest.fail("the first request was answered before the others had arrived")
+
+
+def test_the_requests_of_a_client_that_is_gone_are_not_run(gateway, serve, connect):
+    model = serve()
+    for work in (400, 2000, 10000):
+        first = busy_with(gateway, connect, model, work)
+        leaving, before = Predict(gateway), under_way(gateway)
+        calls = [leaving.send(model.name, fed(100), of(42)) for _ in range(5)]
+        eventually(lambda: under_way(gateway), lambda count: count == before + 5 or first.future.done())
+        leaving.close()
+        eventually(lambda: under_way(gateway), lambda count: count == before or first.future.done())
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1 and all(call.future.done() for call in calls)
+        came = total(connect("predict").ask(model.name, fed(0), of(42, END)))
+        if in_time:
+            assert came == 1
+            return
+    pytest.fail("the first request was answered before the others were taken back")
+
+
+def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
+    """It doesn't reach Triton, and the next one is not held up."""
+    model = serve()
+    for work in (2000, 10000, 40000):
+        first = busy_with(gateway, connect, model, work)
+        client = connect("predict")
+        late = client.call(predict_request(model.name, of_ovms(fed(100), of(42))), timeout_s=0.2)
+        with pytest.raises(Refused) as caught:
+            late.answer()
+        assert caught.value.code == "DEADLINE_EXCEEDED"
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1
+        came = total(client.ask(model.name, fed(2), of(42, END)))
+        if in_time:
+            assert came == 3
+            return
+    pytest.fail("the first request was always answered before the deadline")
+
+
+def test_a_deadline_passes_while_the_model_runs(serve, predict):
+    """The sequence is at the state before the request, or after it."""
+    model = serve()
+    predict.ask(model.name, fed(1), of(42, START))
+    request = predict_request(model.name, of_ovms(fed(10, work=4000), of(42)))
+    with pytest.raises(grpc.RpcError) as caught:
+        predict.stub.Predict(request, timeout=1.0)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert total(predict.ask(model.name, fed(100), of(42, END))) in (101, 111)
+
+
+def test_a_failing_request_lets_the_next_one_go(serve, pipelined):
+    model = serve()
+    pipelined.send(model.name, fed(1), of(42, START))
+    for value in (FAILS, 2, FAILS, 4):
+        pipelined.send(model.name, fed(value, work=20), of(42))
+    assert outcomes(pipelined, 5) == [1, "INTERNAL", 3, "INTERNAL", 7]
+
+
+def test_a_request_that_is_refused_lets_the_next_one_go(serve, pipelined):
+    model = serve()
+    pipelined.send(model.name, fed(1), of(42, START))
+    wrong = {"INPUT": np.zeros((1, 7), np.int64), "WORK": fed(0)["WORK"]}
+    for inputs in (fed(2), wrong, fed(4), {}, fed(8)):
+        pipelined.send(model.name, inputs, of(42))
+    assert outcomes(pipelined, 6) == [1, 3, "INVALID_ARGUMENT", 7, "INVALID_ARGUMENT", 15]
+
+
+def test_many_clients_of_one_sequence(gateway, serve, connect):
+    """Each request is run once; the sums that the clients get are all different."""
+    model = serve()
+    connect("predict").ask(model.name, fed(0), of(42, START))
+
+    def client(protocol):
+        one = connect(protocol)
+        return [total(one.ask(model.name, fed(1), of(42))) for _ in range(20)]
+
+    came = together(lambda protocol=protocol: client(protocol) for protocol in ("predict", "rest") * 4)
+    assert sorted(value for values in came for value in values) == list(range(1, 161))
+    assert all(values == sorted(values) for values in came)

@@ -1,0 +1,148 @@
+"""A process of the gateway `stateful-ovms`, in front of a tritonserver or with one that it has started itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import requests
+
+from support import paths
+from support.server import DIE_WITH_PARENT, HOST, free_port
+
+PROGRAM = paths.OVMS
+
+#: What a gateway needs to start a tritonserver of the tests.
+MANAGED = [f"--tritonserver={paths.TRITONSERVER}", f"--backend_directory={paths.TESTED_BACKENDS}"]
+
+
+def run(*arguments: object, timeout_s: float = 60, **how) -> subprocess.CompletedProcess:
+    """Runs the program until it ends, and gives its output as text."""
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False, **how
+    )
+
+
+class Gateway:
+    """Started with these arguments, and two free ports of the loopback address.
+
+    The server dies with this process. A tritonserver that it has started may outlive it if it is killed, so `stop` ends
+    the whole session of processes.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        ports: Sequence[int] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        ready: bool = True,
+    ):
+        grpc_port, rest_port = ports or (free_port(HOST, ()), free_port(HOST, ()))
+        self.grpc_url, self.rest_url = f"{HOST}:{grpc_port}", f"{HOST}:{rest_port}"
+        self.log = tempfile.TemporaryFile()
+        given = [str(argument) for argument in arguments]
+        addresses = [f"--port={grpc_port}", f"--rest_port={rest_port}"]
+        for option in ("--grpc_bind_address", "--rest_bind_address"):
+            if not any(argument.startswith(option) for argument in given):
+                addresses.append(f"{option}={HOST}")
+        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+        self.process = subprocess.Popen(
+            [*launcher, str(PROGRAM), *addresses, *given],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        if ready:
+            self.wait_ready()
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        """Until it answers. A gateway with a tritonserver of its own answers when that is ready."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.assert_running()
+            try:
+                if self.get("/metrics", timeout=5).status_code == 200:
+                    return
+            except requests.RequestException:
+                assert time.monotonic() < deadline, f"not ready after {seconds:g} s:\n{self.log_text()}"
+                time.sleep(0.02)
+
+    def assert_running(self) -> None:
+        code = self.process.poll()
+        assert code is None, f"the gateway ended with {code}:\n{self.log_text()[-4000:]}"
+
+    # ---- what it says
+
+    def get(self, path: str, **how) -> requests.Response:
+        return requests.get(f"http://{self.rest_url}{path}", **{"timeout": 60, **how})
+
+    def post(self, path: str, body: object = None, **how) -> requests.Response:
+        return requests.post(f"http://{self.rest_url}{path}", **{"timeout": 60, "json": body, **how})
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A metric of the gateway, summed over all labels but those given."""
+        lines = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        return sum(float(value) for found, value in lines if wanted <= set(found.split(",")))
+
+    def log_text(self) -> str:
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), size, 0).decode(errors="replace")
+
+    # ---- processes
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tritonserver(self) -> int:
+        """The process id of the tritonserver that it has started."""
+        [child] = [pid for pid in _children(self.pid) if Path(f"/proc/{pid}/exe").resolve().name == "tritonserver"]
+        return child
+
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        return int(kilobytes) * 1024
+
+    def ends(self, seconds: float = 40) -> int:
+        """Waits until it has ended by itself; its exit code."""
+        return self.process.wait(seconds)
+
+    def ask_to_stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(by)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        # a tritonserver that is left
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.log.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
