@@ -2,6 +2,7 @@
 
 import contextlib
 
+import grpc
 import numpy as np
 import pytest
 import requests
@@ -80,6 +81,20 @@ def test_a_stream_that_breaks_off(deployment, serve, through):
     stream.leave()
     client = through(raw.Unary)
     assert total(client.ask(model.name, fed(0), {"sequence_id": 42, "sequence_end": True})) in range(2, 7)
+
+
+def test_deadlines_that_pass_cost_no_other_client_an_answer(gateway, serve, connect, through):
+    """They share one connection to Triton."""
+    model, client = serve(parameters={"max_sequence_number": 1000}), through(raw.Unary)
+    steady = connect("predict")
+    steady.ask(model.name, fed(0), {"sequence_id": 1, "sequence_start": True})
+    for at in range(1, 31):
+        request = raw.request_of(model.name, fed(1, work=150), {"sequence_id": 1000 + at, "sequence_start": True})
+        late = client.stub.ModelInfer.future(request, timeout=0.05)
+        assert total(steady.ask(model.name, fed(1), {"sequence_id": 1})) == 2 * at - 1
+        with contextlib.suppress(grpc.RpcError):
+            late.result()
+        assert total(steady.ask(model.name, fed(1), {"sequence_id": 1})) == 2 * at
 
 
 def test_one_sequence_by_both_apis(serve, predict, through):

@@ -34,8 +34,8 @@ def run(*arguments: object, timeout_s: float = 60, **how) -> subprocess.Complete
 class Gateway:
     """Started with these arguments, and two free ports of the loopback address.
 
-    The server dies with this process. A tritonserver that it has started may outlive it if it is killed, so `stop` ends
-    the whole session of processes.
+    The gateway dies with the thread that has started it. A tritonserver of its own may outlive it, so `stop` ends the whole
+    session of processes.
     """
 
     def __init__(

@@ -105,6 +105,11 @@ class Predict:
         self.channel = grpc.insecure_channel(gateway.grpc_url, options)
         self.stub = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
 
+    def connected(self) -> Predict:
+        """Waits for the connection: requests that are sent before are sent in any order."""
+        grpc.channel_ready_future(self.channel).result(TIMEOUT_S)
+        return self
+
     def ask(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Answer:
         return self.send(model, inputs, parameters, **how).answer()
 
@@ -137,8 +142,7 @@ class Pipelined(Predict):
 
     def __init__(self, gateway):
         super().__init__(gateway)
-        # requests that wait for the connection are sent in any order
-        grpc.channel_ready_future(self.channel).result(TIMEOUT_S)
+        self.connected()
         self.due: deque[tuple[int, Call]] = deque()
         self.count = 0
 
