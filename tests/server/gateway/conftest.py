@@ -28,7 +28,7 @@ def rest(connect) -> Rest:
 
 
 @pytest.fixture(scope="session")
-def _ending():
+def _leaving():
     """Gateways that have been asked to end. Their tritonservers take some seconds each, and the next test begins at once."""
     ending: list[Gateway] = []
     yield ending
@@ -37,7 +37,7 @@ def _ending():
 
 
 @pytest.fixture
-def start(_ending):
+def start(_leaving):
     """Starts gateways that start a tritonserver each, with these arguments; they end with the test."""
     started: list[Gateway] = []
 
@@ -48,4 +48,4 @@ def start(_ending):
     yield made
     for one in started:
         one.ask_to_stop()
-    _ending.extend(started)
+    _leaving.extend(started)
