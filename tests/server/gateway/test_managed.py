@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import shutil
+import socket
 import threading
 from pathlib import Path
 from urllib.parse import quote
@@ -82,13 +83,16 @@ def test_options_of_the_command_line_are_obeyed(config, start, talk):
     gateway = start(
         *("--model_path", config.model(models.work("m")), "--model_name=m", "--stateful"),
         *("--max_sequence_number=2", "--idle_sequence_cleanup=false", "--nireq=2", "--log_level=DEBUG"),
-        *("--sequence_cleaner_poll_wait_minutes=3", NEVER),
+        *("--sequence_cleaner_poll_wait_minutes=3", f"--log_path={config.folder / 'log'}", NEVER),
+        *("--", "--id=name-of-the-server"),
     )
     for sequence_id in (1, 2):
         talk(gateway, "m", sequence_id).start()
     with fails_with("MAX_SEQUENCE_NUMBER_REACHED"):
         talk(gateway, "m", 3).start()
-    # in front, the gateway hands on Triton's own API
+    # Triton's own API is handed on
+    assert gateway.get("/v2").json()["name"] == "name-of-the-server"
+    assert "REST on" in (config.folder / "log").read_text()
     with http_client.InferenceServerClient(gateway.rest_url) as client:
         parameters = client.get_model_config("m")["parameters"]
     written = {name: value["string_value"] for name, value in parameters.items()}
@@ -337,6 +341,16 @@ def test_nothing_is_looked_at_without_polling(config, start):
     assert not is_there(gateway, "second")
     reload(gateway, 201)
     assert is_there(gateway, "second")
+
+
+def test_a_reload_goes_on_without_its_client(config, start):
+    first, second = config.entry(models.work("first")), config.entry(models.work("second"))
+    gateway = start("--config_path", config.write(first), NEVER)
+    config.write(first, second)
+    host, port = gateway.rest_url.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/config/reload HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n")
+    eventually(lambda: is_there(gateway, "second") and states(gateway, "second"), lambda of: of == {"1": "AVAILABLE"})
 
 
 def test_the_configuration_changes_under_traffic(config, start):
