@@ -17,7 +17,8 @@ use crate::gateway::Gateway;
 use crate::metrics::{self, Method};
 use crate::triton;
 
-/// The methods of Triton's service, for the metrics: a client could make up others.
+/// The methods that have a label in the metrics. Others share the empty label, because a client could make up any number of
+/// names.
 const METHODS: [&str; 20] = [
     "ServerLive",
     "ServerReady",
@@ -68,7 +69,7 @@ fn code(headers: &HeaderMap) -> Option<Code> {
     Status::from_header_map(headers).map(|status| status.code())
 }
 
-/// The body of Triton's answer, which is counted when it has ended.
+/// The body of Triton's answer. It counts the request when it ends.
 struct Answer {
     body: Body,
     counted: Option<metrics::Request>,

@@ -19,7 +19,7 @@ use crate::proto::inference::{ModelInferRequest, ModelInferResponse};
 use crate::tensor::{DataType, Tensor};
 use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
-/// The parameter of the backend's responses that has the id.
+/// The response parameter in which the backend returns the sequence's id.
 const ANSWERED_ID: &str = "stateful_sequence_id";
 
 /// Tensors with their names.
@@ -31,7 +31,7 @@ pub struct Call<'a> {
     pub version: Version,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// The failure of a request that could not be read so far. It is reported after that of an unknown model.
+    /// A failure if the request could not be read. As in OVMS, it is reported only if the model exists.
     pub specials: Result<Specials, Failure>,
     /// The outputs that are wanted; all if empty.
     pub filter: &'a [String],
@@ -52,7 +52,7 @@ pub async fn run(
     call: &Call<'_>,
     decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
 ) -> Result<Prediction, Failure> {
-    // The place in the sequence's queue comes first: finding the model may take any time.
+    // First of all, because asking Triton for the signature takes time in which a later request could overtake this one.
     let id = call.specials.as_ref().map_or(0, Specials::id);
     let _turn = if id == 0 { None } else { Some(gateway.order.turn(call.name, id).await?) };
 

@@ -25,7 +25,7 @@ pub struct Order {
 
 #[derive(Debug, Default)]
 struct Queue {
-    // tokio's lock is handed on in the order in which it was asked for.
+    // tokio's mutex is fair: it goes to waiting requests in the order in which they asked.
     lock: Arc<Lock<()>>,
     requests: usize,
 }

@@ -29,9 +29,9 @@ use crate::predict::{self, Call};
 use path::{Model, Path};
 use request::Request as PredictRequest;
 
-/// What OVMS accepts.
+/// OVMS's limit.
 const BODY_BYTES_MAX: usize = 1 << 30;
-/// Reading a larger body would hold up other requests of the thread.
+/// Parsing or writing more than this would delay other requests of the thread.
 const BLOCKING_BYTES: usize = 1 << 20;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -92,7 +92,7 @@ async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body>
     result.unwrap_or_else(|failure| error(&failure))
 }
 
-/// None if any method may be right.
+/// The methods that a path allows, as a header and as a list; none if Triton decides.
 fn allowed_methods(path: &Path) -> Option<(&'static str, &'static [HttpMethod])> {
     match path {
         Path::Predict(_) | Path::ConfigReload => Some(("POST", &[HttpMethod::POST])),
@@ -129,7 +129,7 @@ async fn read(body: Incoming) -> Result<Bytes, Failure> {
     }
 }
 
-/// Runs what takes long for so many bytes without holding up other requests.
+/// Runs `work`. If it handles many bytes, other requests of the thread move to another one meanwhile.
 fn heavy<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes > BLOCKING_BYTES { tokio::task::block_in_place(work) } else { work() }
 }
