@@ -1,4 +1,4 @@
-"""Triton's own API, which the gateway hands on to Triton as newer versions of OpenVINO Model Server serve it."""
+"""Triton's own API, KServe's version 2, which the gateway passes on to Triton unchanged."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ from support.server import HOST, free_port
 
 
 class _Server:
-    """A gateway's addresses where clients look for a tritonserver's."""
+    """A gateway in the place of a deployment: Triton's clients read its addresses from `server`."""
 
     def __init__(self, gateway):
         self.server = self
@@ -150,7 +150,7 @@ def test_compressed_bodies(deployment, gateway, algorithm):
 
 
 def test_errors_and_headers_come_through(deployment, gateway):
-    """As Triton gives them, without what belongs to a connection."""
+    """As Triton sends them, except for headers of the connection."""
     for path in ("/v2", "/v2/health/ready", "/v2/models/no_such_model", "/v2/no/such/path"):
         direct = requests.get(f"http://{deployment.server.http_url}{path}", timeout=10)
         came = gateway.get(path)
@@ -161,13 +161,13 @@ def test_errors_and_headers_come_through(deployment, gateway):
 
 
 def test_a_model_without_states_is_served_over_kserve(deployment, gateway):
-    """The gateway doesn't look at what it hands on."""
+    """The gateway doesn't look at the requests that it passes on."""
     with http_client.InferenceServerClient(gateway.rest_url) as client:
         assert client.get_model_metadata("control_model")["name"] == "control_model"
 
 
-def test_without_an_address_for_http_there_is_none(deployment):
-    """Also if nothing listens there."""
+def test_without_tritons_http_port_grpc_is_served(deployment):
+    """Nothing listens at the address of --triton_http."""
     nowhere = f"{HOST}:{free_port(HOST, ())}"
     with Gateway(f"--triton={deployment.server.grpc_url}", f"--triton_http={nowhere}") as gateway:
         response = gateway.get("/v2/health/ready")

@@ -104,7 +104,7 @@ def test_options_of_the_command_line_are_obeyed(config, start, talk):
 
 
 def entries_of_all_kinds(config) -> tuple[list[dict], dict[str, str]]:
-    """Two that are right; and others, each with words that its problem has."""
+    """All entries, two of them right; and for each of the others, words that its problem must contain."""
     right = [config.entry(models.work("first")), config.entry(models.work("second"), max_sequence_number=1)]
     place(config.folder / "ir" / "1" / "model.xml", b"<net/>")
     place(config.folder / "ir" / "1" / "model.bin", b"")
@@ -369,7 +369,7 @@ def test_the_configuration_changes_under_traffic(config, start):
         return rounds
 
     def stranger(sequence_id: int) -> None:
-        """Of a model that may be gone: any refusal is right, any other error or sum is not."""
+        """A client of a model that may be gone. It may be refused, but must get no other error and no wrong sum."""
         predict = Predict(gateway)
         while not done.is_set():
             try:
@@ -496,7 +496,7 @@ def test_links_of_hugging_face_and_of_kubernetes(config, start, talk):
     assert dangling["state"] != "AVAILABLE" and "nowhere" in dangling["status"]["error_message"]
 
 
-# ---- what is the gateway's own business
+# ---- Triton's own API, and --print-config
 
 
 def test_models_that_are_managed_can_not_be_loaded_by_clients(config, start, talk):
@@ -540,7 +540,7 @@ def test_what_print_config_prints_is_what_triton_loads(config, deployment, talk)
 
 
 def test_a_model_with_a_configuration_of_its_own(config, start):
-    """What OpenVINO Model Server has no option for is written into config.pbtxt, beside the versions."""
+    """Settings that OpenVINO Model Server lacks are in a config.pbtxt next to the versions."""
     entry = config.entry(models.work("m"))
     place(
         config.folder / "m" / "config.pbtxt",

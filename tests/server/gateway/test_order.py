@@ -45,8 +45,8 @@ def test_requests_on_one_connection_run_in_the_order_in_which_they_were_sent(ser
         assert [total(answer) for answer in came] == [at * (at + 1) // 2 for at, _ in sent]
 
 
-def test_a_start_behind_an_end_begins_a_new_sequence(serve, pipelined):
-    """O34, O35 and O38, all sent at once. What comes behind the END waits for it, where OpenVINO Model Server refuses it."""
+def test_a_start_after_an_end_begins_a_new_sequence(serve, pipelined):
+    """O34, O35 and O38, all sent at once. Requests after the END wait for it; OpenVINO Model Server refuses them."""
     model = serve()
     asked = [(1, START), (2, STEP), (4, END), (8, STEP), (10, START), (20, END), (16, END)]
     for value, flags in asked * 10:
@@ -70,7 +70,7 @@ def busy_with(gateway, connect, model, work: int, sequence_id: int = 42):
 
 
 def under_way(gateway) -> float:
-    """Requests that the gateway has and has not answered; /metrics itself is none."""
+    """Requests that the gateway has not answered yet. A request of /metrics is not among them."""
     return gateway.metric(UNDER_WAY)
 
 
@@ -195,7 +195,7 @@ def test_the_requests_of_a_client_that_is_gone_are_not_run(gateway, serve, conne
 
 
 def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
-    """It doesn't reach Triton, and the next one is not held up."""
+    """A request whose deadline passes in the queue never reaches Triton, and the next one need not wait for it."""
     model = serve()
     for work in (2000, 10000, 40000):
         first = busy_with(gateway, connect, model, work)
@@ -214,7 +214,7 @@ def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
 
 
 def test_a_deadline_passes_while_the_model_runs(serve, predict):
-    """The sequence is at the state before the request, or after it."""
+    """Afterwards, the sequence has the state from before the request or from after it."""
     model = serve()
     predict.ask(model.name, fed(1), of(42, START))
     request = predict_request(model.name, of_ovms(fed(10, work=4000), of(42)))
