@@ -43,7 +43,7 @@ const METHODS: [&str; 20] = [
 ];
 
 /// Passes a request on to Triton, and the answer back as it comes.
-pub async fn answer(gateway: Arc<Gateway>, request: Request<Incoming>) -> Response<Body> {
+pub async fn answer(gateway: Arc<Gateway>, mut request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path();
     let method = METHODS.into_iter().find(|method| path.ends_with(method)).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
@@ -52,6 +52,9 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request<Incoming>) -> Respon
         counted.finish("", failure.code);
         return Status::from(failure).into_http();
     }
+    // Triton's answer to a deadline that passes breaks the connection, which all clients share. The client itself takes its
+    // request back then.
+    request.headers_mut().remove("grpc-timeout");
     match gateway.triton.channel().oneshot(request.map(Body::new)).await {
         Ok(response) => {
             let code = code(response.headers());

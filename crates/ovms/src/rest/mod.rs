@@ -26,6 +26,7 @@ use crate::failure::Failure;
 use crate::gateway::Gateway;
 use crate::metrics::Method;
 use crate::predict::{self, Call};
+use pass_through::Client;
 use path::{Model, Path};
 use request::Request as PredictRequest;
 
@@ -43,14 +44,16 @@ pub type Body = Either<Full<Bytes>, Incoming>;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
 pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+    // Here, so that its idle connections are closed with the port: tritonserver waits for them when it stops.
+    let client = pass_through::client();
     let service = service_fn(move |request| {
-        let gateway = gateway.clone();
-        async move { Ok::<_, Infallible>(answer(&gateway, request).await) }
+        let (gateway, client) = (gateway.clone(), client.clone());
+        async move { Ok::<_, Infallible>(answer(&gateway, &client, request).await) }
     });
     connections::serve_http1(listener, service, stop).await
 }
 
-async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body> {
+async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<Body> {
     let path = match Path::parse(request.uri().path()) {
         Ok(path) => path,
         Err(failure) => return error(&failure),
@@ -79,7 +82,7 @@ async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body>
         Path::Status(model) => (Some(model.name.clone()), models::status(gateway, &model).await.map(ok)),
         Path::Config => (None, models::config(gateway).await.map(ok)),
         Path::ConfigReload => (None, models::reload(gateway).await.map(|(status, json)| text(status, JSON, json))),
-        _ => (None, pass_through::answer(gateway, request).await),
+        _ => (None, pass_through::answer(gateway, client, request).await),
     };
     let code = match &result {
         Ok(response) if response.status().is_success() => Code::Ok,
