@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from support.bench import report, service
+from support.bench import ovms, report, service
 from support.bench.models import MODELS
 from support.bench.service import Served
 from support.bench.soak import Sums, grown, open_files
@@ -49,6 +49,19 @@ def test_medians_keep_words_and_whole_numbers_whole():
     assert report.medians(rows, ("model", "sequences")) == [
         {"model": "lstm", "sequences": 64, "batch": 2.5, "rss": 10, "preferred": None},
         {"model": "lstm", "sequences": 16, "batch": 7.0, "rss": 20, "preferred": None},
+    ]
+
+
+def test_the_gateway_is_compared_with_triton_block_by_block():
+    def row(way: str, block: int, rate: float, p50_us: float) -> dict:
+        times = {"p50_us": p50_us, "p99_us": 2 * p50_us}
+        return {"way": way, "streams": 16, "block": block, "requests_per_s": rate, **times}
+
+    rows = [row("direct", 0, 100.0, 50.0), row("gateway", 0, 50.0, 80.0)]
+    rows += [row("direct", 1, 10.0, 500.0), row("gateway", 1, 9.0, 510.0), {"way": "open sequences", "streams": 1}]
+    assert ovms.over_direct(rows) == [
+        {"streams": 16, "requests_per_s_over_direct": 0.5, "p50_more_us": 30.0, "p99_more_us": 60.0},
+        {"streams": 16, "requests_per_s_over_direct": 0.9, "p50_more_us": 10.0, "p99_more_us": 20.0},
     ]
 
 

@@ -10,17 +10,15 @@ use tonic::{Code, Status};
 pub struct Failure {
     /// gRPC's code; [`Failure::http_status`] has HTTP's.
     pub code: Code,
-    /// The text for the client.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with any code.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// Loading or unloading was asked of Triton, but the gateway's configuration says which models it has.
+    /// Refuses a client's load or unload: the configuration decides which models a managed tritonserver has.
     pub fn managed_models() -> Self {
         let text = "the gateway loads and unloads the models itself: change config.json, and POST /v1/config/reload if \
                     you don't want to wait";

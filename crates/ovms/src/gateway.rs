@@ -1,4 +1,4 @@
-//! All that a request needs, whatever protocol it comes by.
+//! What the requests of both protocols share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,9 @@ const LOAD_POLL: Duration = Duration::from_millis(50);
 pub struct Gateway {
     /// Where the models are served.
     pub triton: Triton,
-    /// Their signatures.
+    /// The signatures that Triton has answered with.
     pub models: Models,
-    /// The requests of each sequence.
+    /// Keeps the requests of each sequence in order.
     pub order: Order,
     /// Counts and times.
     pub metrics: Metrics,
@@ -39,7 +39,7 @@ impl Gateway {
         Self { triton, models: Models::default(), order: Order::default(), metrics: Metrics::default(), managed }
     }
 
-    /// Like [`Gateway::ask_signature`], for a request that waits while its model loads, as in OVMS.
+    /// Like [`Gateway::ask_signature`], but waits up to `LOAD_WAIT` while the model loads, as OVMS does.
     pub async fn wait_for_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
         let deadline = Instant::now() + LOAD_WAIT;
         loop {
@@ -53,7 +53,7 @@ impl Gateway {
         }
     }
 
-    /// The signature as Triton has it now. The failure has OVMS's text for a model that isn't served.
+    /// Asks Triton for the signature, and remembers it. If the model isn't served, the failure has OVMS's code and text.
     pub async fn ask_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
         match self.triton.metadata(name, &version_text(version)).await {
             Ok(metadata) => {

@@ -9,11 +9,12 @@ use log::LevelFilter;
 
 const OURS: &str = "stateful_ovms";
 
-/// Starts it. Without a level, RUST_LOG has it.
+/// Starts the log. Without `level`, the environment variable RUST_LOG may set it.
 pub fn start(level: Option<LevelFilter>, file: Option<&Path>) -> Result<(), String> {
     let mut builder = Builder::new();
     builder.filter_level(LevelFilter::Warn).filter_module(OURS, level.unwrap_or(LevelFilter::Info));
     match level {
+        // TRACE includes the libraries, and ERROR hides their warnings.
         Some(LevelFilter::Trace | LevelFilter::Error) => {
             builder.filter_level(level.unwrap_or(LevelFilter::Warn));
         }

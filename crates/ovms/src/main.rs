@@ -1,15 +1,19 @@
-//! Serves clients of OpenVINO Model Server by the stateful backend of a tritonserver.
+//! Serves clients of OpenVINO Model Server with the stateful backend of a tritonserver.
+//!
+//! A Predict goes through `connections`, then `grpc` or `rest`, then `predict`, and then `triton`. Nothing here knows a
+//! sequence's state or whether it is live: the backend does.
 //!
 //! | module | |
 //! |---|---|
 //! | `options`, `refused` | the command line |
-//! | `ports` | the ports |
 //! | `logging`, `signals` | the log, and when to stop |
+//! | `ports`, `connections` | bound ports, and HTTP on the connections that they accept |
 //! | `managed` | the tritonserver that the gateway starts, and its models |
 //! | `grpc`, `rest` | the two protocols |
 //! | `predict`, `tensor` | a request in TensorFlow Serving's form, as one of Triton |
-//! | `models`, `triton` | what Triton serves, and the connection to it |
-//! | `failure`, `metrics`, `gateway`, `proto` | errors, figures, what requests share, messages |
+//! | `models`, `metadata`, `status` | signatures of models, as Triton gives them and as clients read them, and which versions are served |
+//! | `triton` | the connection to tritonserver |
+//! | `gateway`, `failure`, `metrics`, `proto` | what requests share, errors, metrics, messages |
 
 mod connections;
 mod failure;
@@ -54,7 +58,7 @@ const EXIT_USAGE: u8 = 64;
 const EXIT_FAILURE: u8 = 1;
 /// How long requests may take to end after the first signal.
 const DRAIN: Duration = Duration::from_secs(20);
-/// How long they may take if there is no tritonserver any more.
+/// How long they may take if tritonserver has ended.
 const DRAIN_LOST: Duration = Duration::from_secs(2);
 
 /// Why the program ends, if not because it was asked to.
@@ -92,7 +96,7 @@ fn main() -> ExitCode {
     let ended = match ended {
         Ok(runtime) => {
             let ended = runtime.block_on(run(settings));
-            // Connections whose clients don't end them.
+            // Drops the connections that clients keep open.
             runtime.shutdown_background();
             ended
         }
@@ -182,8 +186,8 @@ fn stopped_early(signal: &str) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Serves until a signal comes or tritonserver ends, and then until the requests that run have ended. A second signal ends
-/// that at once; the second value says so.
+/// Serves until a signal comes or tritonserver ends, and then waits for the requests that run. A second signal ends that
+/// wait; the second value is true then.
 async fn serve(
     ports: Ports,
     triton: Triton,
@@ -216,7 +220,7 @@ async fn serve(
         (code, text) = server_ended => (Err(Ended { code, text }), DRAIN_LOST),
         Some(done) = tasks.join_next() => (Err(Ended::from(format!("a port is no longer served: {done:?}"))), DRAIN_LOST),
     };
-    // Nobody listens to it if all tasks have ended.
+    // It fails only if all tasks have ended.
     let _ = stop.send(true);
     tokio::select! {
         () = async { while tasks.join_next().await.is_some() {} } => {}

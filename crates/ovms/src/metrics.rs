@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tonic::Code;
 
-/// In seconds: from what the gateway itself takes to what a long chunk of audio takes.
+/// Upper bounds of the buckets in seconds, from the gateway's own time to that of a long chunk of audio.
 const DURATIONS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
@@ -90,7 +90,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Sets what is counted. `model` is empty if no model has that name, so that clients can't make names up.
+    /// Counts the request with this outcome. `model` is empty for an unknown model, so that clients can't add labels.
     pub fn finish(mut self, model: &str, code: Code) {
         self.outcome = Some((model.to_owned(), code));
     }

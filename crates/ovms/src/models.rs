@@ -15,7 +15,6 @@ pub type Version = Option<i64>;
 /// An input or output of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name.
     pub name: String,
     /// None for a type that TensorFlow Serving's clients can't send.
     pub data_type: Option<DataType>,
@@ -26,7 +25,6 @@ pub struct TensorInfo {
 /// The inputs and outputs of a model, without the special ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// The version it is of.
     pub version: i64,
     /// What a client has to send.
     pub inputs: Vec<TensorInfo>,
@@ -76,25 +74,22 @@ impl TensorInfo {
     }
 }
 
-/// Whether an input of a stateful model, or its output, is about the sequence.
+/// Whether a tensor of a stateful model carries the sequence's id or control.
 pub fn is_special(name: &str) -> bool {
     name == SEQUENCE_ID || name == SEQUENCE_CONTROL_INPUT
 }
 
-/// The signatures that Triton has given. A signature may be older than the model: a request that fails with one from
-/// here asks Triton for it again.
+/// A cache of signatures. An entry may be older than the model, so a request that fails with one asks Triton again.
 #[derive(Debug, Default)]
 pub struct Models {
     signatures: RwLock<HashMap<String, HashMap<Version, Arc<Signature>>>>,
 }
 
 impl Models {
-    /// The signature, if it is known.
     pub fn get(&self, name: &str, version: Version) -> Option<Arc<Signature>> {
         self.signatures.read().get(name)?.get(&version).cloned()
     }
 
-    /// Remembers what Triton has answered.
     pub fn insert(&self, name: &str, version: Version, signature: Arc<Signature>) {
         self.signatures.write().entry(name.to_owned()).or_default().insert(version, signature);
     }

@@ -149,15 +149,13 @@ struct ManagedArguments {
 /// The command line, checked.
 #[derive(Debug)]
 pub struct Settings {
-    /// The port for gRPC, if there is one.
     pub grpc: Option<Listen>,
-    /// The port for REST, if there is one.
     pub rest: Option<Listen>,
     /// Threads that serve both.
     pub threads: usize,
-    /// What is logged, unless the environment says so.
+    /// None: RUST_LOG may set it.
     pub log_level: Option<LevelFilter>,
-    /// A file that gets the log, too.
+    /// A file for the log, in addition to standard error.
     pub log_path: Option<PathBuf>,
     /// What answers the requests.
     pub mode: Mode,
@@ -167,19 +165,12 @@ pub struct Settings {
 #[derive(Debug)]
 pub enum Mode {
     /// A tritonserver that runs.
-    InFrontOf {
-        /// Its address for gRPC.
-        grpc: Authority,
-        /// Its address for HTTP.
-        http: Authority,
-    },
+    InFrontOf { grpc: Authority, http: Authority },
     /// A tritonserver that the gateway starts.
     Managed {
-        /// The models.
         source: Source,
         /// Time between two looks at the files; none: they are read on request.
         poll: Option<Duration>,
-        /// The process.
         server: ServerOptions,
     },
     /// Nothing: the config.pbtxt files are printed.
@@ -191,7 +182,6 @@ pub enum Mode {
 pub struct Listen {
     /// IP addresses or names of hosts.
     pub addresses: Vec<String>,
-    /// The port.
     pub port: u16,
 }
 

@@ -9,9 +9,7 @@ use crate::options::Listen;
 
 /// The ports, bound and not yet served.
 pub struct Ports {
-    /// For gRPC.
     pub grpc: Vec<TcpListener>,
-    /// For REST.
     pub rest: Vec<TcpListener>,
 }
 

@@ -40,7 +40,7 @@ impl VersionStatus {
         Some(Self { version, state, problem })
     }
 
-    /// A configured model of which Triton doesn't know a version.
+    /// A configured model that has no version in Triton yet.
     fn loading(problem: Option<String>) -> Self {
         Self { version: 0, state: State::Loading, problem }
     }
@@ -81,7 +81,7 @@ pub async fn all(gateway: &Gateway) -> Result<BTreeMap<String, Vec<VersionStatus
     Ok(models)
 }
 
-/// The versions of a model, or the one version.
+/// The versions of a model; only `version` if it is given.
 pub async fn of_model(gateway: &Gateway, name: &str, version: Version) -> Result<Vec<VersionStatus>, Failure> {
     let mut models = all(gateway).await?;
     let versions = models.remove(name).ok_or_else(|| Failure::new(Code::NotFound, NAME_MISSING))?;
@@ -90,7 +90,7 @@ pub async fn of_model(gateway: &Gateway, name: &str, version: Version) -> Result
     if found.is_empty() { Err(Failure::new(Code::NotFound, VERSION_MISSING)) } else { Ok(found) }
 }
 
-/// OVMS's error for a model of which Triton says that it doesn't serve it.
+/// OVMS's error for a model that Triton doesn't serve, or else `failure`, Triton's own error.
 pub async fn why_not_served(gateway: &Gateway, name: &str, version: Version, failure: Failure) -> Failure {
     match all(gateway).await {
         Ok(mut models) => classify(models.remove(name), version).unwrap_or(failure),

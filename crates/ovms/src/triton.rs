@@ -1,15 +1,11 @@
 //! The connection to tritonserver.
 
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::uri::{Authority, Uri};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Response, Status};
 
 use crate::failure::Failure;
 use crate::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -21,7 +17,8 @@ use crate::proto::inference::{
 
 const WINDOW_BYTES: u32 = 16 << 20;
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may take to be made.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 // A host that vanishes sends no reset, so only an unanswered ping tells that requests under way have failed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,7 +29,6 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Triton {
     channel: Channel,
     http: Option<Authority>,
-    http_client: Client<HttpConnector, Incoming>,
 }
 
 impl Triton {
@@ -47,24 +43,23 @@ impl Triton {
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .connect_lazy();
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let http_client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { channel, http, http_client })
+        Ok(Self { channel, http })
     }
 
-    /// Runs a model. Dropping the future cancels the request in Triton.
-    pub async fn infer(
+    /// Runs a model. Its `held` is given back when Triton has answered, or is dropped then if nobody waits any more: the call
+    /// is never taken back, and has no `grpc-timeout`. tritonserver 24.10 can crash when unary calls are cancelled, and
+    /// breaks the connection, with the requests of all clients, when a deadline passes.
+    pub async fn infer<T: Send + 'static>(
         &self,
         request: ModelInferRequest,
-        deadline: Option<Instant>,
-    ) -> Result<ModelInferResponse, Failure> {
-        let mut request = Request::new(request);
-        if let Some(deadline) = deadline {
-            request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        held: T,
+    ) -> (Result<ModelInferResponse, Failure>, Option<T>) {
+        let mut client = self.client();
+        let call = tokio::spawn(async move { (answer(client.model_infer(request).await), held) });
+        match call.await {
+            Ok((answer, held)) => (answer, Some(held)),
+            Err(error) => (Err(Failure::new(Code::Internal, format!("the gateway has failed: {error}"))), None),
         }
-        answer(self.client().model_infer(request).await)
     }
 
     /// What Triton says about a model; an empty version is the latest one.
@@ -104,9 +99,9 @@ impl Triton {
         self.channel.clone()
     }
 
-    /// The HTTP address, and a client for it.
-    pub fn http(&self) -> Option<(&Authority, &Client<HttpConnector, Incoming>)> {
-        Some((self.http.as_ref()?, &self.http_client))
+    /// The HTTP address.
+    pub fn http(&self) -> Option<&Authority> {
+        self.http.as_ref()
     }
 
     fn client(&self) -> GrpcInferenceServiceClient<Channel> {
@@ -125,9 +120,6 @@ pub fn failure(status: &Status) -> Failure {
     let mut source = status.source();
     let mut reason = None;
     while let Some(error) = source {
-        if error.is::<tonic::TimeoutExpired>() {
-            return Failure::new(Code::DeadlineExceeded, "Deadline Exceeded");
-        }
         reason = Some(error.to_string());
         source = error.source();
     }

@@ -1,4 +1,4 @@
-"""The gateway: what clients of OpenVINO Model Server get through it, beside gRPC to Triton itself, and its memory.
+"""The gateway's throughput and latency next to those of gRPC to Triton itself, and its memory for open sequences.
 
 `crates/ovms/examples/load.rs` makes the load, in the same process for both ways, which take turns.
 """
@@ -61,7 +61,7 @@ def over_direct(rows: list[dict]) -> list[dict]:
 
 
 class _Gateway:
-    """In front of a tritonserver."""
+    """A gateway in front of a running tritonserver."""
 
     def __init__(self, server: TritonServer) -> None:
         port = free_port(HOST, ())

@@ -27,8 +27,17 @@ def rest(connect) -> Rest:
     return connect("rest")
 
 
+@pytest.fixture(scope="session")
+def _leaving():
+    """Gateways that have been asked to end. Their tritonservers take some seconds each, and the next test begins at once."""
+    ending: list[Gateway] = []
+    yield ending
+    for one in ending:
+        one.stop()
+
+
 @pytest.fixture
-def start():
+def start(_leaving):
     """Starts gateways that start a tritonserver each, with these arguments; they end with the test."""
     started: list[Gateway] = []
 
@@ -38,4 +47,5 @@ def start():
 
     yield made
     for one in started:
-        one.stop()
+        one.ask_to_stop()
+    _leaving.extend(started)

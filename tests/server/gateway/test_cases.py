@@ -1,7 +1,7 @@
 """Where each case of OpenVINO Model Server is shown through the gateway.
 
 `ovms/` has the cases as they are with Triton's own API. Most of its tests run a second time through the gateway, with
-TensorFlow Serving's API; the others can't be said in it, and have a test of the gateway's own.
+TensorFlow Serving's API. The others can't be expressed in that API, and have a test in this folder.
 """
 
 import ast
@@ -32,7 +32,7 @@ CASES = {
     "O16": ["ovms/test_control.py::test_o16_a_second_start_is", "gateway/test_errors.py::test_a_sequence_that_already"],
     "O17": ["ovms/test_control.py::test_o17", "gateway/test_errors.py::test_no_id"],
     "O18": ["ovms/test_control.py::test_o18"],
-    "O19": ["ovms/test_control.py::test_o19_an_unknown_control", "gateway/test_errors.py::test_a_control_that_is_none"],
+    "O19": ["ovms/test_control.py::test_o19_an_unknown_control", "gateway/test_errors.py::test_an_unknown_control"],
     "O20": ["gateway/test_special_inputs.py::test_o20"],
     "O21": ["gateway/test_special_inputs.py::test_o21_o22_a_value_in_the_field"],
     "O22": ["gateway/test_special_inputs.py::test_o21_o22_not_one_value"],
@@ -47,11 +47,11 @@ CASES = {
     "O31": ["ovms/test_limits.py::test_o31"],
     "O32": ["ovms/test_limits.py::test_o32"],
     "O33": ["ovms/test_limits.py::test_o33"],
-    "O34": ["gateway/test_errors.py::test_a_start_behind_an_end", "gateway/test_order.py::test_a_start_behind_an_end"],
-    "O35": ["gateway/test_order.py::test_a_start_behind_an_end"],
+    "O34": ["gateway/test_errors.py::test_a_start_after_an_end", "gateway/test_order.py::test_a_start_after_an_end"],
+    "O35": ["gateway/test_order.py::test_a_start_after_an_end"],
     "O36": ["gateway/test_order.py::test_requests_on_one_connection"],
     "O37": ["gateway/test_order.py::test_other_sequences_do_not_wait"],
-    "O38": ["gateway/test_order.py::test_a_start_behind_an_end"],
+    "O38": ["gateway/test_order.py::test_a_start_after_an_end"],
     "O39": ["ovms/test_order.py::test_o39"],
     "O40": ["ovms/test_failures.py::test_o40"],
     "O41": ["ovms/test_failures.py::test_o41"],
@@ -74,7 +74,7 @@ CASES = {
     "O60": ["gateway/test_kserve.py::test_sequences_of_the_backend"],
 }
 
-#: The gateway takes no part in these: what runs while a scan comes is Triton's alone.
+#: The gateway has no part in these: they are about runs during a scan, which happen in Triton.
 NOT_OF_THE_GATEWAY = {"O46", "O48"}
 
 THROUGH_THE_GATEWAY = {"every_client", "every_way", "every_protocol", "through_gateway"}

@@ -77,14 +77,14 @@ def test_no_id(alive, connect, protocol, sequence_id, control):
 @over_both
 @pytest.mark.parametrize("control", [3, 999, 2**32 - 1])
 @pytest.mark.parametrize("sequence_id", [None, 42])
-def test_a_control_that_is_none(alive, connect, protocol, sequence_id, control):
+def test_an_unknown_control(alive, connect, protocol, sequence_id, control):
     client = connect(protocol)
     text = "Unexpected value of sequence control input"
     refused("INVALID_ARGUMENT", 400, text, lambda: ask(client, alive, sequence_id=sequence_id, control=control))
 
 
 @over_both
-def test_a_start_behind_an_end_that_runs(serve, connect, protocol):
+def test_a_start_after_an_end_that_still_runs(serve, connect, protocol):
     """OpenVINO Model Server refuses it with FAILED_PRECONDITION and 412. Here it waits, and begins a new sequence."""
     model, client, other = serve(), connect("predict"), connect(protocol)
     ask(client, model.name, sequence_id=42, control=START)
@@ -116,7 +116,7 @@ def test_a_version_that_does_not_exist(alive, connect, protocol):
 
 @over_both
 def test_a_model_whose_sequences_core_schedules(connect, protocol):
-    """It takes no special inputs, and core wants an id in a parameter, which this API doesn't have."""
+    """Such a model has no special inputs. Core requires an id in a request parameter, which this API lacks."""
     client = connect(protocol)
     inputs = {"INPUT": np.zeros((1, 1), np.float32)}
     with pytest.raises(Refused, match="^(INVALID_ARGUMENT|400): .*sequence_id"):
@@ -164,13 +164,13 @@ def test_wrong_data_comes_before_a_sequence_that_does_not_exist(alive, connect, 
 
 
 def send_as_it_is(client, model: str, inputs):
-    """The special inputs, too, whatever their shape."""
+    """Sends the special inputs with the shapes that they have here, which `ask` would change."""
     if isinstance(client, Predict):
         return client.call(predict_request(model, inputs)).answer()
     return client.post(f"{model}:predict", {"inputs": {name: value.tolist() for name, value in inputs.items()}})
 
 
-# ---- errors of protos, which only gRPC has
+# ---- wrong protos, which only gRPC has
 
 
 def special_error(predict, model: str, name: str, proto) -> Refused:

@@ -1,7 +1,8 @@
-"""Triton's own API, which the gateway hands on to Triton as newer versions of OpenVINO Model Server serve it."""
+"""Triton's own API, KServe's version 2, which the gateway passes on to Triton unchanged."""
 
 import contextlib
 
+import grpc
 import numpy as np
 import pytest
 import requests
@@ -18,7 +19,7 @@ from support.server import HOST, free_port
 
 
 class _Server:
-    """A gateway's addresses where clients look for a tritonserver's."""
+    """A gateway in the place of a deployment: Triton's clients read its addresses from `server`."""
 
     def __init__(self, gateway):
         self.server = self
@@ -82,6 +83,20 @@ def test_a_stream_that_breaks_off(deployment, serve, through):
     assert total(client.ask(model.name, fed(0), {"sequence_id": 42, "sequence_end": True})) in range(2, 7)
 
 
+def test_deadlines_that_pass_cost_no_other_client_an_answer(gateway, serve, connect, through):
+    """They share one connection to Triton."""
+    model, client = serve(parameters={"max_sequence_number": 1000}), through(raw.Unary)
+    steady = connect("predict")
+    steady.ask(model.name, fed(0), {"sequence_id": 1, "sequence_start": True})
+    for at in range(1, 31):
+        request = raw.request_of(model.name, fed(1, work=150), {"sequence_id": 1000 + at, "sequence_start": True})
+        late = client.stub.ModelInfer.future(request, timeout=0.05)
+        assert total(steady.ask(model.name, fed(1), {"sequence_id": 1})) == 2 * at - 1
+        with contextlib.suppress(grpc.RpcError):
+            late.result()
+        assert total(steady.ask(model.name, fed(1), {"sequence_id": 1})) == 2 * at
+
+
 def test_one_sequence_by_both_apis(serve, predict, through):
     model, client = serve(), through(raw.Unary)
     assert total(client.ask(model.name, fed(1), {"sequence_id": 42, "sequence_start": True})) == 1
@@ -135,7 +150,7 @@ def test_compressed_bodies(deployment, gateway, algorithm):
 
 
 def test_errors_and_headers_come_through(deployment, gateway):
-    """As Triton gives them, without what belongs to a connection."""
+    """As Triton sends them, except for headers of the connection."""
     for path in ("/v2", "/v2/health/ready", "/v2/models/no_such_model", "/v2/no/such/path"):
         direct = requests.get(f"http://{deployment.server.http_url}{path}", timeout=10)
         came = gateway.get(path)
@@ -146,13 +161,13 @@ def test_errors_and_headers_come_through(deployment, gateway):
 
 
 def test_a_model_without_states_is_served_over_kserve(deployment, gateway):
-    """The gateway doesn't look at what it hands on."""
+    """The gateway doesn't look at the requests that it passes on."""
     with http_client.InferenceServerClient(gateway.rest_url) as client:
         assert client.get_model_metadata("control_model")["name"] == "control_model"
 
 
-def test_without_an_address_for_http_there_is_none(deployment):
-    """Also if nothing listens there."""
+def test_without_tritons_http_port_grpc_is_served(deployment):
+    """Nothing listens at the address of --triton_http."""
     nowhere = f"{HOST}:{free_port(HOST, ())}"
     with Gateway(f"--triton={deployment.server.grpc_url}", f"--triton_http={nowhere}") as gateway:
         response = gateway.get("/v2/health/ready")

@@ -1,4 +1,4 @@
-"""How a gateway starts and ends, and how it lives with a tritonserver that doesn't."""
+"""How a gateway starts and ends, and what it does while its tritonserver is down."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ HALF_A_REQUEST = b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 100\r\n
 # half a request may hold it up for 20 seconds
 @pytest.mark.parametrize("sent", [b"", *repeated(HALF_A_REQUEST[:20], HALF_A_REQUEST)], ids=["nothing", "head", "body"])
 def test_open_requests_are_finished_at_the_end(managed, sent):
-    """Whatever else is connected."""
+    """Another connection, idle or with a part of a request, doesn't change that."""
     predict, rest = Predict(managed), Rest(managed)
     predict.ask("m", fed(1), {"sequence_id": 42, "sequence_start": True})
     rest.ask("m", fed(1), {"sequence_id": 43, "sequence_start": True})
@@ -129,7 +129,7 @@ def test_a_second_signal_ends_at_once(managed, tmp_path):
 
 
 def test_a_gateway_ends_with_an_error_when_its_tritonserver_does(managed, tmp_path):
-    """Under load: every request is answered, or refused as unavailable."""
+    """Under load, every request is answered or refused, or its connection ends with the gateway."""
     done = threading.Event()
 
     def client(sequence_id: int, made) -> None:
@@ -184,7 +184,7 @@ def server_at(repository, ports) -> TritonServer:
 
 
 def test_a_tritonserver_that_is_killed_under_load_is_found_again(repository):
-    """The gateway says that it is unavailable, over each protocol, and goes on when it is back at its address."""
+    """Over each protocol, requests are refused as unavailable until a new tritonserver listens at the address."""
     ports = [free_port(HOST, ()) for _ in range(3)]
     first = server_at(repository, ports)
     first.start()
@@ -270,7 +270,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path, protocol
 
 
 def test_one_protocol_may_be_left_out(deployment):
-    """As in OpenVINO Model Server, port 0 is none."""
+    """As in OpenVINO Model Server, port 0 means no port."""
     port = free_port(HOST, ())
     with Gateway(f"--triton={deployment.server.grpc_url}", ports=(port, 0), ready=False) as gateway:
         predict = Predict(gateway)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import shutil
+import socket
 import threading
 from pathlib import Path
 from urllib.parse import quote
@@ -82,13 +83,16 @@ def test_options_of_the_command_line_are_obeyed(config, start, talk):
     gateway = start(
         *("--model_path", config.model(models.work("m")), "--model_name=m", "--stateful"),
         *("--max_sequence_number=2", "--idle_sequence_cleanup=false", "--nireq=2", "--log_level=DEBUG"),
-        *("--sequence_cleaner_poll_wait_minutes=3", NEVER),
+        *("--sequence_cleaner_poll_wait_minutes=3", f"--log_path={config.folder / 'log'}", NEVER),
+        *("--", "--id=name-of-the-server"),
     )
     for sequence_id in (1, 2):
         talk(gateway, "m", sequence_id).start()
     with fails_with("MAX_SEQUENCE_NUMBER_REACHED"):
         talk(gateway, "m", 3).start()
-    # in front, the gateway hands on Triton's own API
+    # Triton's own API is handed on
+    assert gateway.get("/v2").json()["name"] == "name-of-the-server"
+    assert "REST on" in (config.folder / "log").read_text()
     with http_client.InferenceServerClient(gateway.rest_url) as client:
         parameters = client.get_model_config("m")["parameters"]
     written = {name: value["string_value"] for name, value in parameters.items()}
@@ -100,7 +104,7 @@ def test_options_of_the_command_line_are_obeyed(config, start, talk):
 
 
 def entries_of_all_kinds(config) -> tuple[list[dict], dict[str, str]]:
-    """Two that are right; and others, each with words that its problem has."""
+    """All entries, two of them right; and for each of the others, words that its problem must contain."""
     right = [config.entry(models.work("first")), config.entry(models.work("second"), max_sequence_number=1)]
     place(config.folder / "ir" / "1" / "model.xml", b"<net/>")
     place(config.folder / "ir" / "1" / "model.bin", b"")
@@ -339,6 +343,16 @@ def test_nothing_is_looked_at_without_polling(config, start):
     assert is_there(gateway, "second")
 
 
+def test_a_reload_goes_on_without_its_client(config, start):
+    first, second = config.entry(models.work("first")), config.entry(models.work("second"))
+    gateway = start("--config_path", config.write(first), NEVER)
+    config.write(first, second)
+    host, port = gateway.rest_url.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/config/reload HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n")
+    eventually(lambda: is_there(gateway, "second") and states(gateway, "second"), lambda of: of == {"1": "AVAILABLE"})
+
+
 def test_the_configuration_changes_under_traffic(config, start):
     """Clients of one model never see an error or a wrong sum while others come, go and change."""
     steady = config.entry(models.work("steady"))
@@ -355,7 +369,7 @@ def test_the_configuration_changes_under_traffic(config, start):
         return rounds
 
     def stranger(sequence_id: int) -> None:
-        """Of a model that may be gone: any refusal is right, any other error or sum is not."""
+        """A client of a model that may be gone. It may be refused, but must get no other error and no wrong sum."""
         predict = Predict(gateway)
         while not done.is_set():
             try:
@@ -482,7 +496,7 @@ def test_links_of_hugging_face_and_of_kubernetes(config, start, talk):
     assert dangling["state"] != "AVAILABLE" and "nowhere" in dangling["status"]["error_message"]
 
 
-# ---- what is the gateway's own business
+# ---- Triton's own API, and --print-config
 
 
 def test_models_that_are_managed_can_not_be_loaded_by_clients(config, start, talk):
@@ -526,7 +540,7 @@ def test_what_print_config_prints_is_what_triton_loads(config, deployment, talk)
 
 
 def test_a_model_with_a_configuration_of_its_own(config, start):
-    """What OpenVINO Model Server has no option for is written into config.pbtxt, beside the versions."""
+    """Settings that OpenVINO Model Server lacks are in a config.pbtxt next to the versions."""
     entry = config.entry(models.work("m"))
     place(
         config.folder / "m" / "config.pbtxt",

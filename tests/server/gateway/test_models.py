@@ -82,7 +82,7 @@ def test_the_signature_is_that_of_the_version(serve, stubs, deployment, gateway)
 
 
 @pytest.mark.parametrize("field", [[], ["unknown"], ["signature_def", "unknown"]])
-def test_a_field_of_metadata_that_there_is_not(serve, stubs, field):
+def test_an_unknown_field_of_metadata(serve, stubs, field):
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=field)
     request.model_spec.name = serve().name
     with pytest.raises(grpc.RpcError) as caught:
@@ -117,7 +117,7 @@ def test_the_status_of_all_versions_and_of_one(serve, stubs, gateway):
 
 
 @pytest.mark.parametrize("version", [0, 7])
-def test_the_status_of_a_model_that_there_is_not(stubs, version):
+def test_the_status_of_an_unknown_model(stubs, version):
     with pytest.raises(grpc.RpcError, match="Model with requested name is not found") as caught:
         statuses(stubs, "no_such_model", version)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -165,7 +165,7 @@ def test_a_model_that_is_unloaded_and_loaded_with_another_signature(deployment, 
         assert client.ask(model.name, fed(2), {"sequence_id": 42, "sequence_end": True}).outputs["OUTPUT"].item() == 3
 
 
-# ---- what else the services have
+# ---- other methods of the services
 
 
 @pytest.mark.parametrize("method", ["Classify", "Regress", "MultiInference"])
@@ -183,7 +183,7 @@ def test_the_configuration_can_not_be_sent(predict):
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED and "/v1/config/reload" in caught.value.details()
 
 
-def test_a_service_that_there_is_not(predict):
+def test_an_unknown_service(predict):
     call = predict.channel.unary_unary("/no.such.Service/Method")
     with pytest.raises(grpc.RpcError) as caught:
         call(b"", timeout=10)
@@ -206,11 +206,11 @@ def test_compressed_requests_are_read(gateway, serve, predict):
     assert response.outputs["OUTPUT"].int64_val or response.outputs["OUTPUT"].tensor_content
 
 
-# ---- figures
+# ---- metrics
 
 
-def test_the_figures_of_the_gateway(gateway, serve, predict, rest):
-    """A model that there is not has no label: a client could make any number of them."""
+def test_the_metrics_of_the_gateway(gateway, serve, predict, rest):
+    """An unknown model has no label, because a client could make up any number of names."""
     model = serve().name
     predict.ask(model, fed(1), {"sequence_id": 42, "sequence_start": True})
     rest.ask(model, fed(1), {"sequence_id": 42})

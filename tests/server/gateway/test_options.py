@@ -64,11 +64,11 @@ WITHOUT_MEANING = [
 def test_an_option_without_a_meaning_here_is_refused_by_name(path, option):
     text = refused("--port=9000", *MODEL, path, option)
     name = option.partition("=")[0]
-    # more than that it is unknown
+    # a reason, not only that the option is unknown
     assert name in text and len(text) > len(name) + 30 and "unexpected argument" not in text, text
 
 
-#: The same of a model.
+#: Options of a model with values that are refused, and a word of the error.
 OF_A_MODEL = [
     ("--shape=auto", "Dynamic shape and dynamic batch size are not supported for stateful models"),
     ("--batch_size=auto", "Dynamic shape and dynamic batch size are not supported for stateful models"),
@@ -137,7 +137,7 @@ def test_a_model_without_states_is_refused_with_what_to_do(path):
     assert "stateful" in text
 
 
-def test_a_config_that_is_not_there_is_named(tmp_path):
+def test_a_missing_config_is_named(tmp_path):
     assert "none.json" in refused("--port=9", *MANAGED, f"--config_path={tmp_path}/none.json")
 
 
@@ -145,7 +145,7 @@ def test_a_config_that_is_not_there_is_named(tmp_path):
     ("argument", "words"),
     [("--tritonserver=/no/such/file", "/no/such/file"), ("--backend_directory=/no/such/folder", "/no/such/folder")],
 )
-def test_a_server_that_is_not_there_is_named(path, argument, words):
+def test_a_missing_tritonserver_or_backend_is_named(path, argument, words):
     name = argument.partition("=")[0]
     others = [other for other in MANAGED if not other.startswith(name)]
     assert words in refused("--rest_port=0", "--port=18999", *MODEL, path, *others, argument)

@@ -1,5 +1,8 @@
 """Requests of one sequence keep their order, wait in a queue that is bounded, and can be taken back there; deadlines."""
 
+import contextlib
+import threading
+
 import grpc
 import numpy as np
 import pytest
@@ -42,8 +45,8 @@ def test_requests_on_one_connection_run_in_the_order_in_which_they_were_sent(ser
         assert [total(answer) for answer in came] == [at * (at + 1) // 2 for at, _ in sent]
 
 
-def test_a_start_behind_an_end_begins_a_new_sequence(serve, pipelined):
-    """O34, O35 and O38, all sent at once. What comes behind the END waits for it, where OpenVINO Model Server refuses it."""
+def test_a_start_after_an_end_begins_a_new_sequence(serve, pipelined):
+    """O34, O35 and O38, all sent at once. Requests after the END wait for it; OpenVINO Model Server refuses them."""
     model = serve()
     asked = [(1, START), (2, STEP), (4, END), (8, STEP), (10, START), (20, END), (16, END)]
     for value, flags in asked * 10:
@@ -67,7 +70,7 @@ def busy_with(gateway, connect, model, work: int, sequence_id: int = 42):
 
 
 def under_way(gateway) -> float:
-    """Requests that the gateway has and has not answered; /metrics itself is none."""
+    """Requests that the gateway has not answered yet. A request of /metrics is not among them."""
     return gateway.metric(UNDER_WAY)
 
 
@@ -158,7 +161,7 @@ def test_a_request_that_is_taken_back_while_it_waits_is_not_run(gateway, serve, 
     model = serve()
     for work in (400, 2000, 10000):
         first = busy_with(gateway, connect, model, work)
-        client, before = connect("predict"), under_way(gateway)
+        client, before = connect("predict").connected(), under_way(gateway)
         calls = [client.send(model.name, fed(value), of(42)) for value in (10, 100, 1000 - 1)]
         eventually(lambda: under_way(gateway), lambda count: count == before + 3 or first.future.done())
         calls[1].future.cancel()
@@ -192,7 +195,7 @@ def test_the_requests_of_a_client_that_is_gone_are_not_run(gateway, serve, conne
 
 
 def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
-    """It doesn't reach Triton, and the next one is not held up."""
+    """A request whose deadline passes in the queue never reaches Triton, and the next one need not wait for it."""
     model = serve()
     for work in (2000, 10000, 40000):
         first = busy_with(gateway, connect, model, work)
@@ -211,7 +214,7 @@ def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
 
 
 def test_a_deadline_passes_while_the_model_runs(serve, predict):
-    """The sequence is at the state before the request, or after it."""
+    """Afterwards, the sequence has the state from before the request or from after it."""
     model = serve()
     predict.ask(model.name, fed(1), of(42, START))
     request = predict_request(model.name, of_ovms(fed(10, work=4000), of(42)))
@@ -219,6 +222,40 @@ def test_a_deadline_passes_while_the_model_runs(serve, predict):
         predict.stub.Predict(request, timeout=1.0)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert total(predict.ask(model.name, fed(100), of(42, END))) in (101, 111)
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancelled"])
+def test_requests_that_are_taken_back_cost_no_other_client_an_answer(gateway, serve, connect, how):
+    """They share one connection to Triton. It runs a request when its client stops waiting."""
+    model = serve(parameters={"max_sequence_number": 1000})
+    done = threading.Event()
+
+    def steady(sequence_id: int) -> int:
+        client, count = connect("predict"), 0
+        client.ask(model.name, fed(0), of(sequence_id, START))
+        while not done.is_set():
+            count += 1
+            assert total(client.ask(model.name, fed(1), of(sequence_id))) == count
+        return count
+
+    def leaving(first_id: int) -> None:
+        client = connect("predict")
+        for sequence_id in range(first_id, first_id + 15):
+            request = predict_request(model.name, of_ovms(fed(1, work=150), of(sequence_id, START)))
+            call = client.call(request, timeout_s=0.06 if how == "deadline" else 60)
+            if how == "cancelled":
+                done.wait(0.03)
+                call.future.cancel()
+            with contextlib.suppress(Refused, grpc.FutureCancelledError):
+                call.answer()
+
+    def leave() -> None:
+        try:
+            together(lambda at=at: leaving(100 * at) for at in range(1, 4))
+        finally:
+            done.set()
+
+    together([leave, *(lambda at=at: steady(at) for at in (1, 2))])
 
 
 def test_a_failing_request_lets_the_next_one_go(serve, pipelined):

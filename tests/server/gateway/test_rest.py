@@ -1,4 +1,4 @@
-"""HTTP requests: formats of a body, paths, methods, and what is no request at all."""
+"""HTTP requests: formats of a body, paths, methods, and invalid requests."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def test_columns(serve, rest):
 
 
 def test_rows(serve, rest):
-    """In an instance, the first dimension is left out. That of `sequence_id` in a prediction is the only one."""
+    """An instance leaves out the first dimension. `sequence_id` has no other, so it is a number in a prediction."""
     model = serve().name
     row = {"INPUT": [5], "WORK": [0]}
     came = rest.post(f"{model}:predict", {"instances": [{**row, **START}]})
@@ -50,7 +50,7 @@ def test_an_id_of_the_server_by_rows(serve, rest):
 
 @pytest.mark.parametrize("key", ["inputs", "instances"])
 def test_a_bare_value_stands_for_the_only_input(serve, rest, key):
-    """So no request of a sequence can be made; the error says what is missing, not that the body is wrong."""
+    """It can't carry the special inputs, so the error says that the id is missing, not that the body is wrong."""
     model = serve(models.counter, type="fp32").name
     with pytest.raises(Refused, match="^400: Sequence ID has not been provided in request inputs"):
         rest.post(f"{model}:predict", {key: [[1, 2, 3, 4]]})
@@ -159,7 +159,7 @@ def test_a_version_in_the_path(serve, rest):
 
 
 def test_a_label_in_the_path_is_the_latest_version(serve, rest):
-    """OpenVINO Model Server has no labels, and takes any of them for that."""
+    """OpenVINO Model Server has no labels. It serves the latest version for any of them."""
     model = serve(versions=(1, 2), more="version_policy { all { } }").name
     assert predict_at(rest, f"{model}/labels/stable", START).status_code == 200
     assert predict_at(rest, f"{model}/versions/2", STEP).json()["outputs"]["OUTPUT"] == [[10]]
@@ -184,7 +184,7 @@ def test_names_that_no_model_has(rest, path):
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/", "/v1/models", "/v1/models/", "/v3/models", "/v1/models/m:classify", "/v1/models/m/x"]
 )
-def test_a_path_that_is_none(gateway, path):
+def test_unknown_paths(gateway, path):
     assert error_of(gateway.post(path, {}))[0] in (400, 404, 405)
     assert error_of(gateway.get(path))[0] in (400, 404, 405)
 
@@ -207,7 +207,7 @@ def test_a_method_that_a_path_does_not_have(serve, gateway, method, path):
     assert error_of(response)[0] == 405
 
 
-def test_a_request_before_this_one_may_have_been_broken_off(serve, gateway, rest):
+def test_broken_off_requests_do_not_affect_the_next_one(serve, gateway, rest):
     model = serve().name
     host, port = gateway.rest_url.split(":")
     for part in (b"", b"POST", b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 100\r\n\r\n{", b"\x16\x03\x01"):

@@ -1,5 +1,5 @@
 """The inputs `sequence_id` and `sequence_control_input`, sent in every wrong way: cases O20 to O26 of OpenVINO Model
-Server, which looks at their shape and at one field of their values. No such request changes a sequence."""
+Server, which checks their shape and reads only one field of values. No such request changes a sequence."""
 
 import numpy as np
 import pytest

@@ -26,11 +26,11 @@ def echo_of(type: str):
 @pytest.mark.parametrize("by_values", [False, True], ids=["by_bytes", "by_values"])
 @every_type()
 def test_every_bit_of_a_tensor_arrives_and_comes_back(serve, predict, type, by_values):
-    """`echo` answers the request before."""
+    """The model `echo` answers with the input of the request before."""
     model, rng = serve(echo_of(type)), np.random.default_rng(1)
     sent = random_bits(type, (1, 4), rng)
     if by_values and type in ("fp32", "fp64"):
-        # a number of protobuf may lose what makes a NaN signal
+        # protobuf may turn a signalling NaN into a quiet one
         sent = rng.standard_normal((1, 4)).astype(sent.dtype)
     predict.ask(model.name, {"INPUT": sent}, START, by_values=by_values)
     answer = predict.ask(model.name, {"INPUT": sent}, STEP, by_values=by_values).outputs["OUTPUT"]
@@ -59,7 +59,7 @@ def test_every_type_in_json(serve, connect, gateway, type, rows):
 
 
 def test_binary_values_in_json(serve, rest):
-    """A value that is no text has to be in base64; it comes back so."""
+    """A value that isn't text must be in base64, and is answered in base64."""
     model = serve(echo_of("string"))
     binary = [b"\x00\xff", b"", b"text", bytes(range(256))]
     encoded = [[{"b64": base64.b64encode(word).decode()} for word in binary]]
@@ -210,7 +210,7 @@ def test_a_wrong_tensor_is_refused(echoed, gateway, wrong):
     with pytest.raises(Refused) as caught:
         echoed(wrong)
     assert caught.value.code == "INVALID_ARGUMENT" and "INPUT" in caught.value.text, caught.value
-    # nothing was made of a size that a client only said
+    # no memory was allocated for a size that a client only claimed
     assert gateway.resident_bytes() < before + 2**28
     assert echoed(lambda proto: proto.float_val.append(3)).tolist() == [[3, 3, 3, 3]]
 

@@ -32,10 +32,10 @@ def run(*arguments: object, timeout_s: float = 60, **how) -> subprocess.Complete
 
 
 class Gateway:
-    """Started with these arguments, and two free ports of the loopback address.
+    """Starts with these arguments on two free ports of the loopback address.
 
-    The server dies with this process. A tritonserver that it has started may outlive it if it is killed, so `stop` ends
-    the whole session of processes.
+    The gateway dies with the thread that has started it. A tritonserver of its own may outlive it, so `stop` ends the whole
+    session of processes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Gateway:
         self.stop()
 
     def wait_ready(self, seconds: float = 60) -> None:
-        """Until it answers. A gateway with a tritonserver of its own answers when that is ready."""
+        """Waits until the gateway answers. One that starts tritonserver answers when its models are loaded."""
         deadline = time.monotonic() + seconds
         while True:
             self.assert_running()

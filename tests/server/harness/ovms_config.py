@@ -17,7 +17,7 @@ class Config:
         folder.mkdir(parents=True, exist_ok=True)
 
     def model(self, model: Model, versions=(1,), name: str | None = None) -> Path:
-        """Writes the model's file for these versions, and nothing else. Answers its base path."""
+        """Writes the model's file for these versions, and no entry. Returns its base path."""
         folder = self.folder / (name or model.name)
         for version in versions:
             place(folder / str(version) / "model.onnx", model.build().SerializeToString())
@@ -28,7 +28,7 @@ class Config:
         return {"name": model.name, "base_path": str(self.model(model, versions)), "stateful": True, **options}
 
     def write(self, *entries: dict, **more) -> Path:
-        """At once, as a careful editor does it."""
+        """Replaces the file as a whole, so that no reader sees a part of it."""
         return self.write_text(json.dumps({"model_config_list": [{"config": entry} for entry in entries], **more}))
 
     def write_text(self, text: str) -> Path:
@@ -37,7 +37,7 @@ class Config:
 
 
 def place(path: Path, content: bytes) -> None:
-    """Puts a file in its place as a whole."""
+    """Writes a file and moves it to its path, so that no reader sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)

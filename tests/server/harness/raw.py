@@ -60,7 +60,7 @@ class Unary:
         return self.send(model, inputs, parameters, **how).answer()
 
     def send(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Call:
-        return Call(self.stub.ModelInfer.future(_request(model, inputs, parameters, **how), timeout=TIMEOUT_S))
+        return Call(self.stub.ModelInfer.future(request_of(model, inputs, parameters, **how), timeout=TIMEOUT_S))
 
     def close(self) -> None:
         self.channel.close()
@@ -100,7 +100,7 @@ class Stream:
     def send(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> int:
         """The number of the request: 0, 1, 2, …"""
         number, self.count = self.count, self.count + 1
-        request = _request(model, inputs, parameters, **how)
+        request = request_of(model, inputs, parameters, **how)
         request.id = str(number)
         self.asked.put(request)
         return number
@@ -204,7 +204,7 @@ def _json(inputs: Inputs, parameters: Parameters, outputs=None) -> dict:
     return {"inputs": tensors, "parameters": dict(parameters), **wanted}
 
 
-def _request(model: str, inputs: Inputs, parameters: Parameters, *, outputs=None, version: str = ""):
+def request_of(model: str, inputs: Inputs, parameters: Parameters, *, outputs=None, version: str = ""):
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for name, value in inputs.items():
         request.inputs.add(name=name, shape=value.shape, datatype=np_to_triton_dtype(value.dtype))

@@ -1,7 +1,7 @@
 """The stubs of the package tensorflow-serving-api, without TensorFlow, whose modules `tensorflow.*_pb2` they import.
 
-ovmsclient has the same protos, in its own package: their descriptors get TensorFlow's names. Where TensorFlow is
-installed, its own modules are used.
+ovmsclient contains the same protos under names of its own, so its descriptors are renamed to TensorFlow's. If TensorFlow
+is installed, its own modules are used.
 """
 
 from __future__ import annotations

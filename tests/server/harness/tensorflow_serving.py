@@ -1,4 +1,4 @@
-"""Clients of TensorFlow Serving's API, with the face of `harness.raw`: OpenVINO Model Server's protocol for sequences.
+"""Clients of TensorFlow Serving's API with the interface of `harness.raw`: OpenVINO Model Server's protocol.
 
 `Predict` speaks gRPC, `Rest` HTTP. A sequence is controlled by the inputs `sequence_id` and `sequence_control_input`, so
 both of Triton's ways to control one become these; what this API cannot express is an error of the test.
@@ -61,7 +61,7 @@ def tensor_proto(value: np.ndarray, *, by_values: bool = False):
 
 
 def array(proto) -> np.ndarray:
-    """The values of a tensor, which has to have all of them."""
+    """The values of a tensor. The proto must have each of them: one value doesn't stand for all."""
     dtype, field, seen = _OF_TENSORFLOW[proto.dtype]
     shape = [dim.size for dim in proto.tensor_shape.dim]
     if proto.tensor_content:
@@ -105,6 +105,11 @@ class Predict:
         self.channel = grpc.insecure_channel(gateway.grpc_url, options)
         self.stub = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
 
+    def connected(self) -> Predict:
+        """Waits for the connection: requests that are sent before are sent in any order."""
+        grpc.channel_ready_future(self.channel).result(TIMEOUT_S)
+        return self
+
     def ask(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Answer:
         return self.send(model, inputs, parameters, **how).answer()
 
@@ -133,12 +138,11 @@ class Call:
 
 
 class Pipelined(Predict):
-    """All requests on one connection, without a wait. `reply` gives what came for the one that was sent first."""
+    """Sends all requests on one connection without waiting. `reply` gives the outcome of the oldest request."""
 
     def __init__(self, gateway):
         super().__init__(gateway)
-        # requests that wait for the connection are sent in any order
-        grpc.channel_ready_future(self.channel).result(TIMEOUT_S)
+        self.connected()
         self.due: deque[tuple[int, Call]] = deque()
         self.count = 0
 
@@ -191,7 +195,7 @@ class Rest:
         return answer_of({name: np.array(value, dtypes[name]) for name, value in outputs.items()})
 
     def _dtypes(self, path: str) -> dict[str, type]:
-        """JSON has only numbers."""
+        """The outputs' types by the metadata, because JSON has only numbers."""
         if path not in self.dtypes:
             signature = self.get(f"{path}/metadata")["metadata"]["signature_def"]["signatureDef"]["serving_default"]
             names = {name: tensor["dtype"] for name, tensor in signature["outputs"].items()}

@@ -1,4 +1,4 @@
-"""With which clients, and in which way, a test of sequences runs: directly, and through the gateway.
+"""Decorators and fixtures that run a test of sequences with several clients, directly and through the gateway.
 
 A client of OpenVINO Model Server knows only its two special inputs, so a test that needs strings as ids, streams,
 timeouts or other parameters of a request runs with Triton's clients only.

@@ -7,7 +7,7 @@ use tonic::metadata::MetadataMap;
 
 use crate::failure::Failure;
 
-/// When the client stops waiting, if it has said so in a way that can be read.
+/// When the client stops waiting; none if the header is absent or malformed.
 pub fn of(metadata: &MetadataMap) -> Option<Instant> {
     let timeout = parse(metadata.get("grpc-timeout")?.to_str().ok()?)?;
     Instant::now().checked_add(timeout)

@@ -24,7 +24,7 @@ use crate::proto::tensorflow::serving::model_service_server::ModelServiceServer;
 use crate::proto::tensorflow::serving::prediction_service_server::PredictionServiceServer;
 use services::Services;
 
-/// What OVMS accepts.
+/// OVMS's limit.
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.

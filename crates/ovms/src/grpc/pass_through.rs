@@ -17,7 +17,8 @@ use crate::gateway::Gateway;
 use crate::metrics::{self, Method};
 use crate::triton;
 
-/// The methods of Triton's service, for the metrics: a client could make up others.
+/// The methods that have a label in the metrics. Others share the empty label, because a client could make up any number of
+/// names.
 const METHODS: [&str; 20] = [
     "ServerLive",
     "ServerReady",
@@ -42,7 +43,7 @@ const METHODS: [&str; 20] = [
 ];
 
 /// Passes a request on to Triton, and the answer back as it comes.
-pub async fn answer(gateway: Arc<Gateway>, request: Request<Incoming>) -> Response<Body> {
+pub async fn answer(gateway: Arc<Gateway>, mut request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path();
     let method = METHODS.into_iter().find(|method| path.ends_with(method)).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
@@ -51,6 +52,9 @@ pub async fn answer(gateway: Arc<Gateway>, request: Request<Incoming>) -> Respon
         counted.finish("", failure.code);
         return Status::from(failure).into_http();
     }
+    // Triton's answer to a deadline that passes breaks the connection, which all clients share. The client itself takes its
+    // request back then.
+    request.headers_mut().remove("grpc-timeout");
     match gateway.triton.channel().oneshot(request.map(Body::new)).await {
         Ok(response) => {
             let code = code(response.headers());
@@ -68,7 +72,7 @@ fn code(headers: &HeaderMap) -> Option<Code> {
     Status::from_header_map(headers).map(|status| status.code())
 }
 
-/// The body of Triton's answer, which is counted when it has ended.
+/// The body of Triton's answer. It counts the request when it ends.
 struct Answer {
     body: Body,
     counted: Option<metrics::Request>,

@@ -27,7 +27,7 @@ use crate::status;
 use crate::tensor::Tensor;
 use crate::tensor::proto::{dimensions, shape_proto};
 
-/// The only metadata there is.
+/// The only `metadata_field` that a client can ask for.
 const SIGNATURE_DEF: &str = "signature_def";
 
 /// All services of TensorFlow Serving.

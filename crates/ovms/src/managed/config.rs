@@ -17,7 +17,6 @@ const WORKERS_MAX: u64 = 1024;
 /// Where the models are listed.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The list.
     pub models: ModelSource,
     /// `--sequence_cleaner_poll_wait_minutes`, if it was written.
     pub cleaner_minutes: Option<u32>,
@@ -374,7 +373,7 @@ fn base_path(path: &str, folder: &Path) -> Result<PathBuf, String> {
     std::path::absolute(folder.join(path)).map_err(|error| format!("base_path '{path}': {error}"))
 }
 
-/// What of `plugin_config` has a counterpart.
+/// The options of `plugin_config` that have a counterpart here.
 #[derive(Default)]
 struct Plugin {
     streams: Option<u64>,

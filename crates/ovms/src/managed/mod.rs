@@ -58,11 +58,11 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Models {
     by_name: BTreeMap<String, Model>,
-    /// What was logged of each model, to be logged once.
+    /// What the last update logged, so that the next one doesn't repeat it.
     logged: BTreeMap<String, String>,
 }
 
-/// What requests may ask for while an update runs.
+/// The results of the last update. Requests read them here, because they must not wait for a running update.
 #[derive(Debug, Default)]
 struct Shown {
     names: BTreeSet<String>,

@@ -111,7 +111,7 @@ impl Model {
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
             let failure = if said.is_empty() { message } else { said.join("; ") };
-            // The files are known to the user by their own names.
+            // Triton names the files of its repository. The user knows them by their paths in base_path.
             let (folder_text, base_path) = (folder.display().to_string(), entry.base_path.display().to_string());
             let failure = failure.replace(&folder_text, &base_path);
             self.failure = Some(match self.failure.take() {
@@ -156,7 +156,7 @@ impl Model {
         served.is_some()
     }
 
-    /// Makes the folder again what Triton serves.
+    /// Makes the folder match what Triton serves again.
     async fn restore(&self, folder: &Path) {
         match &self.served {
             Some(served) => {

@@ -46,8 +46,8 @@ impl VersionPolicy {
     }
 }
 
-/// The number of a version by the name of its folder: decimal without leading zeros, from 1. Tritonserver would take other
-/// spellings for a version too, and ends itself with a number that it can't hold.
+/// The number of a version by the name of its folder: decimal without leading zeros, from 1. Tritonserver
+/// would accept other spellings, and exits if a number is too large for it.
 pub fn version_of(folder: &str) -> Option<i64> {
     let version: i64 = folder.parse().ok()?;
     (version >= 1 && version.to_string() == folder).then_some(version)

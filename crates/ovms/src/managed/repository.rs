@@ -15,7 +15,7 @@ use super::pbtxt;
 use super::policy::version_of;
 
 const CONFIG: &str = "config.pbtxt";
-/// Folders in a version's folder that are looked at, one in the other.
+/// Levels of subfolders of a version whose files are watched.
 const DEPTH_MAX: usize = 8;
 
 /// A model as its `base_path` has it.
@@ -126,7 +126,7 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
     Ok(Found { config, versions, left_out, others })
 }
 
-/// Everything beside the versions, except what Triton could take for one.
+/// Everything next to the versions, except names that Triton could take for a version.
 fn find_others(path: &Path, names: &[String]) -> Result<Version, String> {
     let mut links = BTreeMap::new();
     let mut files = BTreeMap::new();
@@ -169,7 +169,8 @@ fn no_version(path: &Path, names: &[String]) -> String {
     format!("No version found for model in path: {}: its folders have numbers as names, from 1", path.display())
 }
 
-/// The names in a folder, but for those of Kubernetes' own links. A name that isn't Unicode can't be one of a model's.
+/// The names in a folder, except those that begin with `..`, as Kubernetes' own links do. Names that aren't Unicode are
+/// skipped, because no file of a model has one.
 fn names(folder: &Path) -> Result<Vec<String>, String> {
     let wrong = |error: io::Error| format!("{}: {error}", folder.display());
     let mut names = Vec::new();
@@ -210,7 +211,7 @@ fn stamp(path: &Path) -> Result<Stamp, String> {
     })
 }
 
-/// What Triton's folder of a model is to have.
+/// What a model's folder in Triton's repository must contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The text of config.pbtxt.
@@ -222,7 +223,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Whether more has changed since `before` than that versions came or went.
+    /// Whether anything else has changed since `before` than which versions there are, so that all must be loaded again.
     pub fn changes(&self, before: &Self) -> bool {
         let changed = |(number, version)| before.versions.get(number).is_some_and(|before| before != version);
         self.config != before.config || self.others != before.others || self.versions.iter().any(changed)

@@ -26,13 +26,13 @@ const LAUNCHER: &str = "--launch-tritonserver";
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 const ATTEMPTS: usize = 5;
 const READY_POLL: Duration = Duration::from_millis(50);
-/// One that is about to end may accept the connection and say nothing.
+/// A tritonserver that is about to end may accept the connection and never answer.
 const READY_CALL: Duration = Duration::from_secs(1);
 const READY_NOTE: Duration = Duration::from_secs(30);
 /// How long tritonserver may finish requests, and how much longer it may take to end.
 const EXIT_TIMEOUT_S: u64 = 10;
 const EXIT_MARGIN_S: u64 = 10;
-/// Servers up to 24.10 at least die under dozens of streams with the default, 8.
+/// With the default of 8, servers up to 24.10 at least crash under dozens of streams.
 const GRPC_REQUESTS_KEPT: usize = 1024;
 
 /// What the command line says about the process.
@@ -58,7 +58,7 @@ pub struct Server {
     pub triton: Triton,
 }
 
-/// If this program was started to become tritonserver, does so. It returns only in another case, or if that failed.
+/// Becomes tritonserver if this process was started for that. Returns none if it wasn't, and an exit code if that failed.
 pub fn launcher() -> Option<ExitCode> {
     let mut arguments = env::args_os().skip(1);
     if arguments.next()? != LAUNCHER {

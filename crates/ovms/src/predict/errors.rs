@@ -14,8 +14,8 @@ const OVMS_TEXTS: [(&str, &str); 6] = [
     ("SEQUENCE_ID_BAD_TYPE", "Required shape"),
 ];
 
-/// Whether the request may have been refused only because the model has been loaded again with another signature. What
-/// the backend says of the sequence isn't of that kind, unless the old model had no sequences.
+/// Whether an outdated signature may be why the request was refused. The backend's errors about a sequence have other
+/// causes, except a missing id: the model of the old signature may have had no sequences.
 pub fn may_come_from_an_old_signature(failure: &Failure) -> bool {
     let refused = matches!(failure.code, Code::InvalidArgument | Code::NotFound | Code::Unavailable);
     refused && code_word(&failure.message).is_none_or(|word| word == "SEQUENCE_ID_NOT_PROVIDED")

@@ -15,12 +15,16 @@ use crate::gateway::Gateway;
 use crate::models::{Signature, Version, is_special};
 use crate::proto::inference::infer_parameter::ParameterChoice;
 use crate::proto::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use crate::proto::inference::{ModelInferRequest, ModelInferResponse};
+use crate::proto::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
 use crate::tensor::{DataType, Tensor};
+use order::Turn;
 use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
-/// The parameter of the backend's responses that has the id.
+/// The response parameter in which the backend returns the sequence's id.
 const ANSWERED_ID: &str = "stateful_sequence_id";
+
+/// The parameter of requests that says how long they may wait in Triton, in microseconds.
+const TIMEOUT: &str = "timeout";
 
 /// Tensors with their names.
 pub type Tensors = Vec<(String, Tensor)>;
@@ -31,7 +35,7 @@ pub struct Call<'a> {
     pub version: Version,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// The failure of a request that could not be read so far. It is reported after that of an unknown model.
+    /// A failure if the request could not be read. As in OVMS, it is reported only if the model exists.
     pub specials: Result<Specials, Failure>,
     /// The outputs that are wanted; all if empty.
     pub filter: &'a [String],
@@ -52,16 +56,16 @@ pub async fn run(
     call: &Call<'_>,
     decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
 ) -> Result<Prediction, Failure> {
-    // The place in the sequence's queue comes first: finding the model may take any time.
+    // First of all, because asking Triton for the signature takes time in which a later request could overtake this one.
     let id = call.specials.as_ref().map_or(0, Specials::id);
-    let _turn = if id == 0 { None } else { Some(gateway.order.turn(call.name, id).await?) };
+    let mut turn = if id == 0 { None } else { Some(gateway.order.turn(call.name, id).await?) };
 
     let known = gateway.models.get(call.name, call.version);
     let signature = match &known {
         Some(signature) => signature.clone(),
         None => gateway.wait_for_signature(call.name, call.version).await?,
     };
-    let mut answer = attempt(gateway, call, &signature, &decode).await;
+    let mut answer = attempt(gateway, call, &signature, &decode, &mut turn).await;
     if let Err(failure) = &answer
         && known.is_some()
         && errors::may_come_from_an_old_signature(failure)
@@ -69,25 +73,28 @@ pub async fn run(
         // Such a request has not run, so it may be sent again.
         let current = gateway.wait_for_signature(call.name, call.version).await?;
         if current != signature {
-            answer = attempt(gateway, call, &current, &decode).await;
+            answer = attempt(gateway, call, &current, &decode, &mut turn).await;
         }
     }
     answer.map_err(errors::translate)
 }
 
+/// `turn` is kept by Triton's call until it is answered, also if this future is dropped.
 async fn attempt(
     gateway: &Gateway,
     call: &Call<'_>,
     signature: &Signature,
     decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
+    turn: &mut Option<Turn>,
 ) -> Result<Prediction, Failure> {
     let specials = call.specials.as_ref().map_err(Failure::clone)?;
     let sequence = if signature.is_stateful() { Some(specials.check()?) } else { None };
     let mut inputs = decode(signature)?;
     inputs.extend(special_tensors(sequence, signature));
     let request = request(call, signature, inputs)?;
-    let response = gateway.triton.infer(request, call.deadline).await?;
-    prediction(response, call, sequence)
+    let (response, held) = gateway.triton.infer(request, turn.take()).await;
+    *turn = held.flatten();
+    prediction(response?, call, sequence)
 }
 
 fn special_tensors(sequence: Option<Sequence>, signature: &Signature) -> Tensors {
@@ -125,6 +132,12 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
         outputs,
         ..ModelInferRequest::default()
     };
+    if let Some(deadline) = call.deadline {
+        // A request that still waits when its client has gone doesn't run. Zero would be no limit.
+        let left = deadline.saturating_duration_since(Instant::now()).as_micros().max(1);
+        let parameter_choice = Some(ParameterChoice::Int64Param(i64::try_from(left).unwrap_or(i64::MAX)));
+        request.parameters.insert(TIMEOUT.to_owned(), InferParameter { parameter_choice });
+    }
     for (name, tensor) in inputs {
         let datatype = tensor.data_type.triton().to_owned();
         request.inputs.push(InferInputTensor { name, datatype, shape: tensor.shape });

@@ -20,12 +20,12 @@ type Key = (Arc<str>, u64);
 /// The sequences that have a request under way.
 #[derive(Debug, Default)]
 pub struct Order {
-    sequences: Mutex<HashMap<Key, Queue>>,
+    sequences: Arc<Mutex<HashMap<Key, Queue>>>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    // tokio's lock is handed on in the order in which it was asked for.
+    // tokio's mutex is fair: it goes to waiting requests in the order in which they asked.
     lock: Arc<Lock<()>>,
     requests: usize,
 }
@@ -33,7 +33,7 @@ struct Queue {
 impl Order {
     /// Waits until the requests of the sequence that came earlier are answered. The next one may go when the turn is
     /// dropped.
-    pub async fn turn(&self, model: &str, id: u64) -> Result<Turn<'_>, Failure> {
+    pub async fn turn(&self, model: &str, id: u64) -> Result<Turn, Failure> {
         let key = (Arc::from(model), id);
         let lock = {
             let mut sequences = self.sequences.lock();
@@ -46,7 +46,7 @@ impl Order {
             queue.lock.clone()
         };
         // From here on, dropping the future leaves the queue.
-        let mut turn = Turn { order: self, key, guard: None };
+        let mut turn = Turn { sequences: self.sequences.clone(), key, guard: None };
         turn.guard = Some(lock.lock_owned().await);
         Ok(turn)
     }
@@ -54,16 +54,16 @@ impl Order {
 
 /// A place in a queue, and the right to send a request once `turn` has returned it.
 #[derive(Debug)]
-pub struct Turn<'a> {
-    order: &'a Order,
+pub struct Turn {
+    sequences: Arc<Mutex<HashMap<Key, Queue>>>,
     key: Key,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
         self.guard = None;
-        let mut sequences = self.order.sequences.lock();
+        let mut sequences = self.sequences.lock();
         if let Some(queue) = sequences.get_mut(&self.key) {
             queue.requests -= 1;
             if queue.requests == 0 {

@@ -28,7 +28,7 @@ pub struct Specials {
     pub control: Option<Special<u32>>,
 }
 
-/// Special inputs that a request may have.
+/// Special inputs that have passed the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// 0: the server chooses it.

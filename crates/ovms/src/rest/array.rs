@@ -35,7 +35,7 @@ pub fn tensor_of_rows(data_type: DataType, rows: &[&RawValue]) -> Result<Tensor,
 struct Elements {
     data_type: DataType,
     content: BytesMut,
-    /// By depth; an inner array ends before the one around it.
+    /// By depth; none until an array at that depth has ended. Inner arrays end first.
     lengths: Vec<Option<usize>>,
     rank: Option<usize>,
 }

@@ -26,12 +26,13 @@ use crate::failure::Failure;
 use crate::gateway::Gateway;
 use crate::metrics::Method;
 use crate::predict::{self, Call};
+use pass_through::Client;
 use path::{Model, Path};
 use request::Request as PredictRequest;
 
-/// What OVMS accepts.
+/// OVMS's limit.
 const BODY_BYTES_MAX: usize = 1 << 30;
-/// Reading a larger body would hold up other requests of the thread.
+/// Parsing or writing more than this would delay other requests of the thread.
 const BLOCKING_BYTES: usize = 1 << 20;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -43,14 +44,16 @@ pub type Body = Either<Full<Bytes>, Incoming>;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
 pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+    // Here, so that its idle connections are closed with the port: tritonserver waits for them when it stops.
+    let client = pass_through::client();
     let service = service_fn(move |request| {
-        let gateway = gateway.clone();
-        async move { Ok::<_, Infallible>(answer(&gateway, request).await) }
+        let (gateway, client) = (gateway.clone(), client.clone());
+        async move { Ok::<_, Infallible>(answer(&gateway, &client, request).await) }
     });
     connections::serve_http1(listener, service, stop).await
 }
 
-async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body> {
+async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<Body> {
     let path = match Path::parse(request.uri().path()) {
         Ok(path) => path,
         Err(failure) => return error(&failure),
@@ -79,7 +82,7 @@ async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body>
         Path::Status(model) => (Some(model.name.clone()), models::status(gateway, &model).await.map(ok)),
         Path::Config => (None, models::config(gateway).await.map(ok)),
         Path::ConfigReload => (None, models::reload(gateway).await.map(|(status, json)| text(status, JSON, json))),
-        _ => (None, pass_through::answer(gateway, request).await),
+        _ => (None, pass_through::answer(gateway, client, request).await),
     };
     let code = match &result {
         Ok(response) if response.status().is_success() => Code::Ok,
@@ -92,7 +95,7 @@ async fn answer(gateway: &Gateway, request: Request<Incoming>) -> Response<Body>
     result.unwrap_or_else(|failure| error(&failure))
 }
 
-/// None if any method may be right.
+/// The methods that a path allows, as a header and as a list; none if Triton decides.
 fn allowed_methods(path: &Path) -> Option<(&'static str, &'static [HttpMethod])> {
     match path {
         Path::Predict(_) | Path::ConfigReload => Some(("POST", &[HttpMethod::POST])),
@@ -129,7 +132,7 @@ async fn read(body: Incoming) -> Result<Bytes, Failure> {
     }
 }
 
-/// Runs what takes long for so many bytes without holding up other requests.
+/// Runs `work`. If it handles many bytes, other requests of the thread move to another one meanwhile.
 fn heavy<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes > BLOCKING_BYTES { tokio::task::block_in_place(work) } else { work() }
 }

@@ -5,19 +5,37 @@ use http::uri::{Authority, Scheme, Uri};
 use http::{HeaderMap, Request, Response, Version};
 use http_body_util::Either;
 use hyper::body::Incoming;
+use hyper_util::client::legacy::{self, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
 use percent_encoding::percent_decode_str;
 use tonic::Code;
 
 use super::Body;
 use crate::failure::Failure;
 use crate::gateway::Gateway;
+use crate::triton::CONNECT_TIMEOUT;
+
+/// Keeps connections to Triton open.
+pub type Client = legacy::Client<HttpConnector, Incoming>;
+
+/// A client without connections yet. Call it inside a tokio runtime.
+pub fn client() -> Client {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    legacy::Client::builder(TokioExecutor::new()).build(connector)
+}
 
 /// Passes a request on to Triton, and the answer back as it comes.
-pub async fn answer(gateway: &Gateway, mut request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+pub async fn answer(
+    gateway: &Gateway,
+    client: &Client,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Failure> {
     if gateway.managed.is_some() && loads_or_unloads(request.uri().path()) {
         return Err(Failure::managed_models());
     }
-    let Some((authority, client)) = gateway.triton.http() else {
+    let Some(authority) = gateway.triton.http() else {
         return Err(Failure::new(Code::Unavailable, "the gateway doesn't know tritonserver's HTTP address"));
     };
     *request.uri_mut() = at(authority, request.uri())

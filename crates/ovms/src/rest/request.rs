@@ -65,7 +65,7 @@ impl<'a> Request<'a> {
     /// Fails as OVMS does, in its words.
     pub fn parse(body: &'a [u8]) -> Result<Self, Failure> {
         let not_json = |error: serde_json::Error| {
-            // OVMS answers 412, which is for a state of the server that a client can change.
+            // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
             Failure::new(Code::InvalidArgument, format!("{NOT_JSON} - Error: {error}"))
         };
         let value: &RawValue = serde_json::from_slice(body).map_err(not_json)?;

@@ -1,4 +1,4 @@
-//! TensorFlow's `TensorProto`, from and to.
+//! Reads and writes TensorFlow's `TensorProto`.
 
 use bytes::{Bytes, BytesMut};
 use tonic::Code;
@@ -7,7 +7,8 @@ use super::{DataType, Tensor, element_count, put_string};
 use crate::failure::Failure;
 use crate::proto::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 
-/// What a single value in a `*_val` field may grow to when it stands for all elements.
+/// A single value in a `*_val` field stands for all elements. Without this limit, a few bytes of a client could take any
+/// amount of memory.
 const EXPANDED_BYTES_MAX: usize = 64 << 20;
 
 /// The dimensions; none if the shape is absent or unknown.
@@ -95,7 +96,7 @@ fn numbers(proto: &TensorProto, data_type: DataType, elements: usize, size: usiz
         DataType::Int16 => field.bytes(&proto.int_val, |value| i16::try_from(value).ok().map(i16::to_le_bytes)),
         DataType::Int32 => field.bytes(&proto.int_val, |value| Some(value.to_le_bytes())),
         DataType::Int64 => field.bytes(&proto.int64_val, |value| Some(value.to_le_bytes())),
-        // The field has the bits of the number, as a whole number.
+        // The field holds the number's bits as an integer.
         DataType::Fp16 | DataType::Bf16 => {
             field.bytes(&proto.half_val, |value| u16::try_from(value).ok().map(u16::to_le_bytes))
         }
