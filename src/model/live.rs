@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rows::tensor::Gap;
 use sequences::pool::{SlotId, SlotLimits};
 use sequences::scheduler::Over;
-use sequences::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
+use sequences::{Admission, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
@@ -239,12 +239,7 @@ impl LiveSequences {
                 if let Some(shortage) = shortage.filter(|_| missing.is_none()) {
                     return Err(shortage);
                 }
-                let admitted = table.admit(instance, admissions, Instant::now(), released);
-                let mut keep = |Admitted { slot, memory, contents }: Admitted<_, _>| {
-                    table.keep(slot, contents);
-                    (slot, memory)
-                };
-                Ok(admitted.into_iter().map(|admitted| admitted.map(&mut keep)).collect::<Vec<_>>())
+                Ok(table.admit(instance, admissions, Instant::now(), released))
             });
             match admitted {
                 Ok(admitted) => break admitted,

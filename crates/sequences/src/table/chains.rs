@@ -177,12 +177,10 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         }
     }
 
-    fn start(
-        &mut self,
-        records: &mut Records<S, C, H>,
-        admission: &Admission,
-        now: Instant,
-    ) -> Result<SlotId, Refusal> {
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let key = &admission.key;
         if self.refusal(key) == Refusal::Ambiguous {
             self.refuse_until(key, records.payload(key.instance));

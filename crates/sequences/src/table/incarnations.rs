@@ -16,8 +16,9 @@ pub(super) trait Incarnations<S, C, H>: Send {
     fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
 
     /// Occupies a slot for the incarnation that a START begins.
-    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
-    -> Result<SlotId, Refusal>;
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default;
 
     /// See [`super::Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
@@ -92,12 +93,10 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
     }
 
     /// A START in a lane proves that the sequence before it is over: core has sent its END or has dropped it.
-    fn start(
-        &mut self,
-        records: &mut Records<S, C, H>,
-        admission: &Admission,
-        now: Instant,
-    ) -> Result<SlotId, Refusal> {
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let key = &admission.key;
         if let Some(slot) = self.at(key).filter(|_| self.replaces(records, key)) {
             records.counts.ended += 1;

@@ -46,17 +46,6 @@ pub struct Admission {
     pub end: bool,
 }
 
-/// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
-#[derive(Debug)]
-pub struct Admitted<S, C> {
-    /// The slot that holds the sequence's state.
-    pub slot: SlotId,
-    /// Memory of the slab that the slot is in.
-    pub memory: S,
-    /// The contents of the sequence that are not in its slot; see [`Sequences::keep`].
-    pub contents: C,
-}
-
 /// The STARTs of a payload need more slots than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
@@ -97,8 +86,9 @@ pub struct Counts {
     pub rejected: u64,
 }
 
-/// The sequence of a request, or why it has none.
-pub type Found<S, C> = Result<Admitted<S, C>, Refusal>;
+/// The slot of a request's sequence, which the caller has until [`Sequences::settle`], and the memory of its slab; or why
+/// it has none.
+pub type Found<S> = Result<(SlotId, S), Refusal>;
 
 /// All live sequences of a site (the host, or a GPU), with their slots.
 ///
@@ -188,7 +178,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         admissions: &[Admission],
         now: Instant,
         released: &mut Vec<H>,
-    ) -> Vec<Found<S, C>> {
+    ) -> Vec<Found<S>> {
         let Self { records, incarnations, .. } = self;
         let of = records.instance(instance, now);
         of.watermark.arrive(admissions.len());
@@ -211,7 +201,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let slots: Vec<_> = slots.collect();
         incarnations.conclude(records, instance);
         released.append(&mut records.released);
-        slots.into_iter().map(|slot| slot.and_then(|slot| self.check_out(slot))).collect()
+        let with_memory = |slot: SlotId| Ok((slot, self.memory(slot).ok_or(Refusal::Unknown)?));
+        slots.into_iter().map(|slot| slot.and_then(with_memory)).collect()
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -219,18 +210,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.memory(slot)
     }
 
-    /// Keeps the contents of a sequence that are not in its slot until its next request is admitted. To be called
-    /// before [`Sequences::settle`].
-    pub fn keep(&mut self, slot: SlotId, contents: C) {
-        match self.records.pool.record_mut(slot) {
-            Some(record) => record.contents = Some(contents),
-            None => self.records.leavings.push(contents),
-        }
-    }
-
-    /// The contents that [`Sequences::keep`] has kept. `None` if the sequence is over.
+    /// The contents of a sequence that are not in its slot. `None` if it is over.
     pub fn contents_mut(&mut self, slot: SlotId) -> Option<&mut C> {
-        self.records.pool.record_mut(slot)?.contents.as_mut()
+        Some(&mut self.records.pool.record_mut(slot)?.contents)
     }
 
     /// Leaves contents of a sequence that is over, until [`Sequences::take_leavings`].
@@ -397,12 +379,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Most sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.records.pool.capacity()
-    }
-
-    fn check_out(&mut self, slot: SlotId) -> Found<S, C> {
-        let memory = self.records.pool.memory(slot).ok_or(Refusal::Unknown)?;
-        let record = self.records.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })
     }
 }
 

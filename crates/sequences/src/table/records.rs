@@ -24,8 +24,7 @@ pub(super) enum Phase<H> {
 /// What the table knows of one incarnation.
 pub(super) struct Record<C, H> {
     pub key: Key,
-    /// `None` while a request has them.
-    pub contents: Option<C>,
+    pub contents: C,
     pub life: Life,
     pub phase: Phase<H>,
     /// The last request of the incarnation is released with this payload at the latest.
@@ -131,12 +130,15 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let instance = self.instance(key.instance, now);
         let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
             key: key.clone(),
-            contents: None,
+            contents: C::default(),
             life: Life { since: now, requests: 1 },
             phase: Phase::InFlight { start: true },
             released_by: payload,
@@ -193,7 +195,7 @@ impl<S, C, H> Records<S, C, H> {
             instance.idle.remove(&slot);
             instance.dropped.remove(&slot);
         }
-        self.leavings.extend(record.contents);
+        self.leavings.push(record.contents);
         self.lives.push(record.life);
         let Phase::Held(held) = record.phase else { return false };
         self.released.push(held);
