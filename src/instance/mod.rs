@@ -5,6 +5,7 @@
 mod state_api;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_rows::Queue;
 use sequences::scheduler::Over;
@@ -25,7 +26,7 @@ use crate::memory::MemoryError;
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
 use crate::panic::{self, Panic};
 use crate::report::Report;
-use crate::responder::{self, Responder};
+use crate::responder;
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
@@ -45,7 +46,6 @@ pub struct Instance {
     store: StateStore,
     initial: Option<InitialStep>,
     report: Report,
-    responder: Responder<Vec<Answered>>,
     /// How long a run takes, as a moving average.
     run_ns: u64,
 }
@@ -93,10 +93,6 @@ impl Instance {
             (Expected::new(&model.binding, model.state_api.as_ref(), gpu), Grouping::new(&model.binding));
         let isolation = Isolation::new(model.config.max_batch_size);
         let report = Report::new(&model.config);
-        // With `direct`, core may send a sequence's next request before the last one is released.
-        let overlaps = matches!(model.config.strategy, Strategy::Oldest);
-        let settles = sequences.clone();
-        let responder = Responder::new(move |answered| settles.settle(number, answered), overlaps);
         Ok(Self {
             triton,
             sequences,
@@ -110,39 +106,42 @@ impl Instance {
             store,
             initial,
             report,
-            responder,
             run_ns: 0,
             model,
         })
     }
 
-    /// Makes the answers of a payload and hands them to the responder, which sends them and releases the requests.
-    pub fn execute(&mut self, requests: Vec<Request>) {
+    /// Makes the answers of a payload. The caller settles, sends and releases them. If a panic drops requests, they are not
+    /// in the result: they have been answered and released.
+    pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
+        self.make_answers(requests.len(), |of, times, answered| {
+            let rows = of.decode(requests, times);
+            of.answer_rows(rows, times, answered);
+        })
+    }
+
+    /// Like [`Instance::execute`], for a batch of this backend's scheduler, whose rows have different lanes.
+    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
+        self.make_answers(rows.len(), |of, times, answered| of.answer_rows(rows, times, answered))
+    }
+
+    fn make_answers(
+        &mut self,
+        requests: usize,
+        make: impl FnOnce(&mut Self, Times, &mut Vec<Answered>),
+    ) -> Vec<Answered> {
         self.sequences.begin_payload(self.number);
-        let mut answered = Vec::with_capacity(requests.len());
-        // What a panic drops has been answered and released by that.
-        let done = panic::catch(|| self.answer(requests, &mut answered));
+        let mut answered = Vec::with_capacity(requests);
+        let times = Times::starting_at(monotonic_ns());
+        let done = panic::catch(|| make(self, times, &mut answered));
         self.recover(done);
         self.exit_if_device_is_lost();
-        let requests = answered.len();
-        self.responder.dispatch(answered, requests, || self.next_run_ns());
+        answered
     }
 
     /// About how long the next batch runs, or 0 if there is no other sequence that could be in it.
     pub fn next_run_ns(&self) -> u64 {
         if self.sequences.live() > 1 { self.run_ns } else { 0 }
-    }
-
-    /// Runs a batch of this backend's scheduler, whose rows have different lanes, and makes its answers. If a panic
-    /// drops rows, they are not in the result.
-    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
-        self.sequences.begin_payload(self.number);
-        let mut answered = Vec::with_capacity(rows.len());
-        let times = Times::starting_at(monotonic_ns());
-        let done = panic::catch(|| self.answer_rows(rows, times, &mut answered));
-        self.recover(done);
-        self.exit_if_device_is_lost();
-        answered
     }
 
     /// Ends the process after an error after which only a new one can use the GPU, if the configuration says so. The
@@ -164,11 +163,14 @@ impl Instance {
         }
     }
 
-    /// Ends sequences that have no request, and drops their states.
+    /// Ends sequences that have no request.
     pub fn end(&mut self, over: &[Over]) {
-        for slot in self.sequences.end_lanes(self.number, over) {
-            self.store.drop(slot);
-        }
+        self.sequences.end_lanes(self.number, over, |slot| self.store.drop(slot));
+    }
+
+    /// A turn that the clock gives: ends the sequences that are over. Returns when to come again.
+    pub fn tick(&mut self) -> Instant {
+        self.sequences.tick(self.number, |slot| self.store.drop(slot))
     }
 
     pub const fn number(&self) -> u32 {
@@ -179,15 +181,7 @@ impl Instance {
         &self.sequences
     }
 
-    /// Makes the answer of every request of a payload. They go to `answered`, except those that cannot be read, which are
-    /// answered at once.
-    fn answer(&mut self, requests: Vec<Request>, answered: &mut Vec<Answered>) {
-        let times = Times::starting_at(monotonic_ns());
-        let rows = self.decode(requests, times);
-        self.answer_rows(rows, times, answered);
-    }
-
-    /// Like [`Instance::answer`], for requests that have been decoded.
+    /// Makes the answer of every row. They go to `answered`.
     fn answer_rows(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) {
         let rows = self.admit(rows);
         fault::point("admit", rows.iter().map(|row| &row.request));
@@ -238,10 +232,10 @@ impl Instance {
     }
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&self, mut rows: Vec<Row>) -> Vec<Row> {
+    fn admit(&mut self, mut rows: Vec<Row>) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.sequences.admit(self.number, &admissions);
+        let leases = self.sequences.admit(self.number, &admissions, |slot| self.store.drop(slot));
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),
@@ -510,8 +504,6 @@ fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Its thread may still finish a payload, and the table must know the instance then.
-        self.responder.finish();
         self.sequences.retire_instance(self.number);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_rows::{Device, DeviceError, QueueReport};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use rows::tensor::Gap;
 use sequences::pool::{SlotId, SlotLimits};
 use sequences::scheduler::Over;
@@ -82,7 +82,6 @@ pub struct LiveSequences {
     queued: Mutex<QueueNumbers>,
     /// The last slab that was due could not be made.
     slab_is_missing: AtomicBool,
-    reaper_wanted: Condvar,
     metrics: SequenceMetrics,
 }
 
@@ -185,21 +184,10 @@ impl LiveSequences {
         let device = slot.device.as_ref().map(|(device, _)| device.clone());
         let table = Mutex::new(Sequences::new(policy, limits));
         let (copied_bytes, slab_is_missing) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (failed, queued, reaper_wanted) = (Default::default(), Mutex::default(), Condvar::new());
-        let sequences = Self {
-            table,
-            slot,
-            device,
-            budget,
-            queues,
-            copied_bytes,
-            failed,
-            queued,
-            slab_is_missing,
-            reaper_wanted,
-            metrics,
-        };
-        sequences.adjust_slabs()?;
+        let (failed, queued) = (Default::default(), Mutex::default());
+        let sequences =
+            Self { table, slot, device, budget, queues, copied_bytes, failed, queued, slab_is_missing, metrics };
+        sequences.add_due_slabs()?;
         sequences.publish();
         Ok(sequences)
     }
@@ -226,24 +214,30 @@ impl LiveSequences {
         self.table.lock().begin_payload(instance, Instant::now());
     }
 
-    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`].
+    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`]. `let_go`:
+    /// see [`LiveSequences::tick`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
         admissions: &[Admission],
+        mut let_go: impl FnMut(SlotId),
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
         let mut missing = None;
         let admitted = loop {
             let admitted = self.work(|table, released| {
                 let shortage = table.prepare(instance, admissions, Instant::now(), released);
-                if let Some(shortage) = shortage.filter(|_| missing.is_none()) {
-                    return Err(shortage);
+                let (over, shortage) = (table.take_over(instance), shortage.filter(|_| missing.is_none()));
+                if !over.is_empty() || shortage.is_some() {
+                    return Err((over, shortage));
                 }
                 Ok(table.admit(instance, admissions, Instant::now(), released))
             });
             match admitted {
                 Ok(admitted) => break admitted,
-                Err(Shortage { slab_slots, wanted }) => missing = self.add_slab(slab_slots, wanted).err(),
+                Err((over, Some(Shortage { slab_slots, wanted }))) if over.is_empty() => {
+                    missing = self.add_slab(slab_slots, wanted).err();
+                }
+                Err((over, _)) => self.end(&over, &mut let_go),
             }
         };
         let lease = |(admitted, request): (Result<(SlotId, Arc<Slab>), Refusal>, &Admission)| {
@@ -258,12 +252,13 @@ impl LiveSequences {
     /// Settles the sequences of a payload, then sends its answers, then releases its requests (or keeps one, see
     /// [`sequences`]). Sequences come first because a client that has the answer to an END may count on the slot.
     /// Payloads of an instance are settled in the order in which they were admitted.
-    pub fn settle(&self, instance: u32, answered: Vec<Answered>) {
+    /// Returns when [`LiveSequences::tick`] may have something to do.
+    pub fn settle(&self, instance: u32, answered: Vec<Answered>) -> Instant {
         let Settled { answers, requests, leavings, releasing } = self.finish(answered);
         answers.into_iter().for_each(|answer| _ = log_panic(|| drop(answer)));
         requests.into_iter().for_each(|request| _ = log_panic(|| drop(request)));
         log_panic(|| drop(leavings));
-        self.finish_payload(instance, releasing);
+        self.finish_payload(instance, releasing)
     }
 
     /// Settles the sequences of a payload. Returns what the caller has to send and release. It also has to call
@@ -282,28 +277,47 @@ impl LiveSequences {
         Settled { answers, requests, leavings, releasing }
     }
 
-    /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released.
-    pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) {
-        let (wants_tick, needs_slabs) = self.work(|table, released| {
-            table.have_been_released(releasing, Instant::now());
-            table.finish_payload(instance, Instant::now(), released);
-            (table.wants_tick(), table.needs_adjustment())
+    /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released. Returns when
+    /// [`LiveSequences::tick`] may have something to do.
+    pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) -> Instant {
+        let now = Instant::now();
+        let (next_tick, needs_slabs) = self.work(|table, released| {
+            table.have_been_released(releasing, now);
+            table.finish_payload(instance, now, released);
+            (table.next_tick(instance, now), table.needs_adjustment())
         });
-        if wants_tick {
-            self.reaper_wanted.notify_one();
+        if needs_slabs {
+            self.adjust_slabs();
         }
-        self.note_missing_slab(if needs_slabs { self.adjust_slabs() } else { Ok(()) });
+        self.publish();
+        next_tick
+    }
+
+    /// Ends sequences of an instance that have no request. `let_go`: see [`LiveSequences::tick`].
+    pub fn end_lanes(&self, instance: u32, over: &[Over], let_go: impl FnMut(SlotId)) {
+        let over = self.work(|table, _| {
+            over.iter().for_each(|of| table.end_lane(instance, of.lane, of.expired));
+            table.take_over(instance)
+        });
+        self.end(&over, let_go);
         self.publish();
     }
 
-    /// Ends sequences of an instance that have no request. Returns their slots.
-    pub fn end_lanes(&self, instance: u32, over: &[Over]) -> Vec<SlotId> {
-        let end = |table: &mut Table, _: &mut _| {
-            over.iter().filter_map(|of| table.end_lane(instance, of.lane, of.expired)).collect()
-        };
-        let slots = self.work(end);
-        self.publish();
-        slots
+    /// Ends sequences of an instance that are over since its last turn: those that have been idle for too long, and those
+    /// that an idle instance proves to be over. `let_go` takes from the instance what it has of the state of one; then its
+    /// slot is free. Returns when there may be something to do again.
+    pub fn tick(&self, instance: u32, let_go: impl FnMut(SlotId)) -> Instant {
+        let over = self.work(|table, released| {
+            table.tick(instance, Instant::now(), released);
+            table.take_over(instance)
+        });
+        self.end(&over, let_go);
+        self.table.lock().next_tick(instance, Instant::now())
+    }
+
+    fn end(&self, over: &[SlotId], mut let_go: impl FnMut(SlotId)) {
+        over.iter().for_each(|&slot| _ = log_panic(|| let_go(slot)));
+        self.work(|table, _| over.iter().for_each(|&slot| table.free(slot)));
     }
 
     /// Finishes the leases of a payload, and holds the requests that must be held. Returns what sequences that are over
@@ -445,24 +459,6 @@ impl LiveSequences {
         self.publish();
     }
 
-    /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
-    pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
-        self.work(|table, released| table.tick(Instant::now(), released));
-        self.note_missing_slab(self.adjust_slabs());
-        self.publish();
-        let mut table = self.table.lock();
-        if !stop() {
-            let next = table.next_tick(Instant::now());
-            self.reaper_wanted.wait_until(&mut table, next);
-        }
-    }
-
-    /// Ends a wait.
-    pub(super) fn wake(&self) {
-        let _table = self.table.lock();
-        self.reaper_wanted.notify_all();
-    }
-
     /// Makes a slab of so many slots without holding the lock, and adds it.
     fn add_slab(&self, slots: usize, wanted: usize) -> Result<(), MemoryError> {
         let slab = Arc::new(Slab::new(slots, &self.slot)?);
@@ -471,20 +467,30 @@ impl LiveSequences {
         Ok(())
     }
 
-    /// Adds the slabs that are due, and gives back those that are spare.
-    fn adjust_slabs(&self) -> Result<(), MemoryError> {
+    /// Adds the slabs that are due, and gives back those that are spare. Logs once that a slab could not be made, until one
+    /// can.
+    pub fn adjust_slabs(&self) {
+        let adjusted = self.add_due_slabs();
         loop {
-            let due = self.table.lock().slab_due();
-            match due {
-                Some(slots) => self.add_slab(slots, 0)?,
-                None => break,
-            }
-        }
-        loop {
+            // Its memory is freed without the lock.
             let spare = self.table.lock().take_spare_slab();
             if spare.is_none() {
-                return Ok(());
+                break;
             }
+        }
+        let was_missing = self.slab_is_missing.swap(adjusted.is_err(), Ordering::Relaxed);
+        if let Err(error) = adjusted
+            && !was_missing
+        {
+            log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
+        }
+    }
+
+    fn add_due_slabs(&self) -> Result<(), MemoryError> {
+        loop {
+            let due = self.table.lock().slab_due();
+            let Some(slots) = due else { return Ok(()) };
+            self.add_slab(slots, 0)?;
         }
     }
 
@@ -497,16 +503,6 @@ impl LiveSequences {
             (Refusal::Full { capacity }, _) => Refusal::Full { capacity },
             (Refusal::Memory(()), Some(error)) => Refusal::Memory(error.clone()),
             (Refusal::Memory(()), None) => Refusal::Full { capacity: self.table.lock().capacity() },
-        }
-    }
-
-    /// Logs once that a slab could not be made, until one can.
-    fn note_missing_slab(&self, adjusted: Result<(), MemoryError>) {
-        let was_missing = self.slab_is_missing.swap(adjusted.is_err(), Ordering::Relaxed);
-        if let Err(error) = adjusted
-            && !was_missing
-        {
-            log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
         }
     }
 

@@ -42,7 +42,7 @@ use site::Devices;
 /// Core's `max_sequence_idle_microseconds` where the configuration has none.
 const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A loaded model. Dropping it stops the threads that expire its sequences.
+/// A loaded model.
 pub struct Model {
     pub config: Config,
     /// What its inputs and outputs are for.
@@ -296,7 +296,6 @@ impl Model {
     }
 }
 
-/// Refuses what this server can't do.
 /// Refuses CUDA graphs where they would repeat something else than the run.
 fn check_graphs(
     session: &Session,
@@ -317,6 +316,7 @@ fn check_graphs(
     }
 }
 
+/// Refuses what this server can't do.
 fn check_server(partial: &PartialConfig, prepared: &Prepared) -> Result<(), LoadError> {
     if prepared.state_api.is_some() && !triton::gives_request_parameters() {
         return Err(LoadError::NoRequestParameters);

@@ -16,7 +16,8 @@
 
 #![forbid(unsafe_code)]
 
-mod alarm;
+mod clock;
+mod payloads;
 mod releases;
 
 use std::sync::Arc;
@@ -40,18 +41,17 @@ use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
-use alarm::Alarm;
+use clock::{Alarm, Clock};
+use payloads::Payloads;
 use releases::{LOOK_EVERY, Releases};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
-/// Pause of the thread that watches the clock after a panic, so that a panic that repeats does not fill the log.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A Triton instance, by who schedules the sequences of its model.
 pub enum Scheduled {
     /// Core's sequence batcher.
-    ByCore(Box<Instance>),
+    ByCore(Payloads),
     /// This backend.
     ByUs(Box<Workers>),
 }
@@ -60,14 +60,14 @@ impl Scheduled {
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         match model.config.strategy {
             Strategy::Own(own) => Workers::new(triton, &model, own).map(Box::new).map(Self::ByUs),
-            Strategy::Direct | Strategy::Oldest => Instance::new(triton, model).map(Box::new).map(Self::ByCore),
+            Strategy::Direct | Strategy::Oldest => Payloads::new(triton, model).map(Self::ByCore),
         }
     }
 
     /// Takes the requests of a payload. Each is answered and released, at once or later.
     pub fn execute(&mut self, requests: Vec<Request>) {
         match self {
-            Self::ByCore(instance) => instance.execute(requests),
+            Self::ByCore(payloads) => payloads.execute(requests),
             Self::ByUs(workers) => workers.execute(requests),
         }
     }
@@ -111,6 +111,7 @@ struct Queued {
 /// A Triton instance of a model that this backend schedules itself.
 pub struct Workers {
     shared: Arc<Shared>,
+    _clock: Clock,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
     expected: Expected,
@@ -128,7 +129,7 @@ struct Shared {
     wake: Vec<Condvar>,
     stop: AtomicBool,
     /// When the thread that watches the clock has something to do.
-    alarm: Alarm,
+    alarm: Arc<Alarm>,
     releases: Releases,
     most_rows: usize,
 }
@@ -154,12 +155,16 @@ impl Workers {
             scheduler,
             wake: (0..own.workers).map(|_| Condvar::new()).collect(),
             stop: AtomicBool::new(false),
-            alarm: Alarm::default(),
+            alarm: Arc::default(),
             releases: Releases::default(),
             most_rows: model.config.max_rows_per_run,
         });
+        shared.watch_clock_for(&shared.scheduler.lock(), Instant::now());
+        let watches = shared.clone();
+        let clock = Clock::start(&shared.alarm, move || watches.do_what_is_due())?;
         let mut workers = Self {
             shared,
+            _clock: clock,
             workers: Vec::new(),
             threads: Vec::new(),
             expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
@@ -176,10 +181,6 @@ impl Workers {
             workers.threads.push(started.map_err(LoadError::Worker)?);
             workers.workers.push(worker);
         }
-        let watches = workers.shared.clone();
-        watches.watch_clock_for(&watches.scheduler.lock(), Instant::now());
-        let started = thread::Builder::new().name("clock".to_owned()).spawn(move || watches.watch_clock());
-        workers.threads.push(started.map_err(LoadError::Reaper)?);
         Ok(workers)
     }
 
@@ -291,7 +292,6 @@ impl Drop for Workers {
         self.shared.stop.store(true, Ordering::Release);
         drop(self.shared.scheduler.lock());
         self.shared.wake.iter().for_each(|wake| _ = wake.notify_all());
-        self.shared.alarm.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 log::error!("a thread of a model that this backend schedules has panicked");
@@ -354,16 +354,6 @@ impl Shared {
                 return true;
             }
             self.wake[number].wait(&mut scheduler);
-        }
-    }
-
-    /// Does what is due, until the instance is removed.
-    fn watch_clock(&self) {
-        while self.alarm.wait() {
-            if let Err(error) = panic::catch(|| self.do_what_is_due()) {
-                log::error!("the thread that watches the clock failed: {error}");
-                self.alarm.by(Instant::now() + AFTER_PANIC);
-            }
         }
     }
 

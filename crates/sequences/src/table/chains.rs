@@ -122,8 +122,7 @@ impl Chains {
         if next.and_then(|&next| records.pool.record(next)).is_some_and(|next| !next.is_newer) {
             self.end_all(records, key);
         } else {
-            records.counts.ended += 1;
-            self.remove(records, front, key);
+            self.end(records, front, false);
         }
     }
 
@@ -151,8 +150,7 @@ impl Chains {
             match records.pool.record_mut(slot) {
                 Some(record) if matches!(record.phase, Phase::InFlight { .. }) => record.failed = true,
                 _ => {
-                    records.counts.ended += 1;
-                    self.remove(records, slot, key);
+                    self.end(records, slot, false);
                 }
             }
         }
@@ -196,8 +194,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let is_only_one = !self.chains.contains_key(key);
         if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
             // The client has started over, or core has dropped the sequence.
-            records.counts.ended += 1;
-            self.remove(records, front, key);
+            self.end(records, front, false);
         }
         let starts_over = self.last(key).is_some();
         let has_room = if starts_over { Ok(()) } else { records.check_room(self.with_slots) };
@@ -232,8 +229,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
                 chain.ended_in = payload;
             }
             self.look_later(key, payload);
-            records.counts.ended += 1;
-            self.remove(records, slot, key);
+            self.end(records, slot, false);
             return false;
         }
         if failed && !is_behind {
@@ -257,29 +253,24 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
     }
 
     /// If the incarnation was at the front, the next one receives requests from now on.
-    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
-        let is_releasing =
-            records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Held(_) | Phase::Releasing));
-        if records.free(slot) {
+    fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool) {
+        let Some(record) = records.pool.record(slot) else { return };
+        let (key, is_releasing) = (record.key.clone(), matches!(record.phase, Phase::Held(_) | Phase::Releasing));
+        if records.end(slot, expired) {
             self.releasing.push((key.clone(), slot));
         }
-        if let Some(chain) = self.chains.get_mut(key) {
+        if let Some(chain) = self.chains.get_mut(&key) {
             if is_releasing {
                 chain.stateless.get_or_insert_default().releasing.push(slot);
             }
             chain.incarnations.retain(|other| other != &slot);
             self.with_slots -= usize::from(chain.incarnations.is_empty());
         }
-        self.look(records, key);
+        self.look(records, &key);
     }
 
     fn used_capacity(&self) -> usize {
         self.with_slots
-    }
-
-    fn replaces(&self, _: &Records<S, C, H>, _: &Key) -> bool {
-        // The old incarnation keeps its slot until it is certain that core has no request of it.
-        false
     }
 
     fn starts_over(&self, key: &Key) -> bool {
@@ -322,7 +313,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let Some(of) = records.instances.get_mut(&key.instance) else { return };
         let payload = of.watermark.release(now);
         let Some(chain) = self.chains.get_mut(key) else { return };
-        if let Some(record) = records.pool.record_mut(slot) {
+        if let Some(record) = records.pool.record_mut(slot).filter(|_| chain.incarnations.contains(&slot)) {
             // If it is not being released any more, it has received its next request.
             if matches!(record.phase, Phase::Releasing) {
                 record.released_by = payload;

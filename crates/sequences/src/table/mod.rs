@@ -96,8 +96,6 @@ pub type Found<S> = Result<(SlotId, S), Refusal>;
 pub struct Sequences<S, C, H> {
     records: Records<S, C, H>,
     incarnations: Box<dyn Incarnations<S, C, H>>,
-    /// The last [`Sequences::next_tick`] was far away, and no payload has finished since then.
-    rests: bool,
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
@@ -105,7 +103,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
-        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations, rests: false }
+        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
     /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
@@ -134,7 +132,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.instance(instance, now).watermark.begin();
     }
 
-    /// Makes room for the STARTs among these requests: drops sequences that core has dropped, if the capacity is used up.
+    /// Makes room for the STARTs among these requests: ends those that they replace, and sequences that core has dropped, if
+    /// the capacity is used up. The caller lets go of them ([`Sequences::take_over`]) and calls again.
     /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
     /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
     /// it, STARTs that find no slot are refused.
@@ -147,22 +146,21 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     ) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
+        starts().for_each(|key| incarnations.replace(records, key));
         let capacity = records.pool.capacity();
         if records.policy.has_place_for_all {
-            let new = starts().filter(|key| !incarnations.starts_over(key) && !incarnations.replaces(records, key));
+            let new = starts().filter(|key| !incarnations.starts_over(key));
             let most_used = capacity.saturating_sub(new.count());
             records.note_dropped(instance, now);
             while incarnations.used_capacity() > most_used
                 && let Some(slot) = records.longest_dropped(instance, Duration::ZERO, now)
             {
-                incarnations.expire(records, slot);
+                incarnations.end(records, slot, true);
             }
             released.append(&mut records.released);
         }
         let has_room = records.check_room(incarnations.used_capacity()).is_ok();
-        let needs_slot =
-            |key: &&Key| (has_room || incarnations.starts_over(key)) && !incarnations.replaces(records, key);
-        let wanted = starts().filter(needs_slot).count();
+        let wanted = starts().filter(|key| has_room || incarnations.starts_over(key)).count();
         let slab_slots = records.pool.next_slab_slots();
         (wanted > records.pool.free() && slab_slots > 0).then_some(Shortage { slab_slots, wanted })
     }
@@ -238,7 +236,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.leavings)
     }
 
-    /// Takes back the slot of an admitted request. Returns whether the request must be held ([`Sequences::hold`]).
+    /// Takes back the slot of an admitted request, whose instance has let go of the state if the request has END. Returns whether the request must be held ([`Sequences::hold`]).
     /// Otherwise the caller must release it next, and core can then send the sequence's next request.
     ///
     /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
@@ -247,7 +245,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
-        record.failed |= outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
+        record.failed |= end || outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();
         if let Some(record) = records.pool.record_mut(slot) {
@@ -296,52 +294,48 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         released.append(&mut self.records.released);
     }
 
-    /// A look of the clean-up thread, the only one that may find that an instance is idle. Drops sequences that have been
-    /// idle for too long, and ends incarnations that idle instances prove to be over.
-    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
+    /// A look of an instance's clock, the only one that may find that the instance is idle. Ends sequences that have been
+    /// idle for too long, and incarnations that an idle instance proves to be over.
+    pub fn tick(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
         let Self { records, incarnations, .. } = self;
-        let instances: Vec<u32> = records.instances.keys().copied().collect();
-        let idle_limit = records.policy.idle_limit;
-        for instance in instances {
-            records.instance(instance, now).watermark.look(now);
-            incarnations.conclude(records, instance);
-            records.note_dropped(instance, now);
-            while let Some(slot) = records.longest_dropped(instance, idle_limit, now) {
-                incarnations.expire(records, slot);
-            }
+        records.instance(instance, now).watermark.look(now);
+        incarnations.conclude(records, instance);
+        records.note_dropped(instance, now);
+        while let Some(slot) = records.longest_dropped(instance, records.policy.idle_limit, now) {
+            incarnations.end(records, slot, true);
         }
         released.append(&mut records.released);
     }
 
-    /// When [`Sequences::tick`] may have something to do again, or earlier if [`Sequences::wants_tick`] says so.
-    pub fn next_tick(&mut self, now: Instant) -> Instant {
-        let needs_proof = !self.records.policy.by_lane;
-        let next = self.records.next_tick(now, needs_proof);
-        self.rests = next > now + self.records.policy.quiet;
-        next
+    /// When [`Sequences::tick`] or [`Sequences::take_over`] may have something to do for an instance.
+    pub fn next_tick(&self, instance: u32, now: Instant) -> Instant {
+        self.records.next_tick(instance, now, !self.records.policy.by_lane)
     }
 
-    /// Whether [`Sequences::next_tick`] would be much earlier now than it said last. Says so once.
-    pub const fn wants_tick(&mut self) -> bool {
-        std::mem::replace(&mut self.rests, false)
+    /// Ends the sequence in a lane. No request of it may be in flight.
+    pub fn end_lane(&mut self, instance: u32, lane: u32, expired: bool) {
+        if let Some(slot) = self.incarnations.in_lane(instance, lane) {
+            self.incarnations.end(&mut self.records, slot, expired);
+        }
     }
 
-    /// Ends the sequence in a lane. No request of it may be in flight. Returns the slot that it had.
-    pub fn end_lane(&mut self, instance: u32, lane: u32, expired: bool) -> Option<SlotId> {
-        let slot = self.incarnations.in_lane(instance, lane)?;
-        let key = self.records.pool.record(slot)?.key.clone();
-        let counts = &mut self.records.counts;
-        *(if expired { &mut counts.expired } else { &mut counts.ended }) += 1;
-        self.incarnations.remove(&mut self.records, slot, &key);
-        Some(slot)
+    /// Takes the slots of the sequences of an instance that are over, for the instance to let go of their states. Nothing
+    /// else finds these sequences any more. Their slots are in use until [`Sequences::free`].
+    pub fn take_over(&mut self, instance: u32) -> Vec<SlotId> {
+        self.records.instances.get_mut(&instance).map(|of| std::mem::take(&mut of.over)).unwrap_or_default()
+    }
+
+    /// Frees the slot of a sequence that is over, whose instance has let go of its state.
+    pub fn free(&mut self, slot: SlotId) {
+        self.records.free(slot);
     }
 
     /// Ends all sequences of an instance that is being removed.
     pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
         for slot in self.incarnations.retire_instance(instance) {
-            self.records.counts.ended += 1;
-            self.records.free(slot);
+            self.records.end(slot, false);
         }
+        self.take_over(instance).into_iter().for_each(|slot| self.records.free(slot));
         self.records.instances.remove(&instance);
         released.append(&mut self.records.released);
     }
@@ -362,8 +356,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Live sequences.
-    pub const fn live(&self) -> usize {
-        self.records.pool.live()
+    pub fn live(&self) -> usize {
+        self.records.pool.live() - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
     }
 
     /// Slots that exist.

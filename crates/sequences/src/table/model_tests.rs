@@ -168,9 +168,9 @@ pub enum Op {
     Execute,
     /// The instance settles the oldest payload that has been executed.
     Settle,
-    /// The clean-up thread looks at the table after a part of the quiet time, whatever core has in its queue.
+    /// The clock looks at the table after a part of the quiet time, whatever core has in its queue.
     Look,
-    /// The whole process is stopped for a long time. Then the clean-up thread looks at the table first.
+    /// The whole process is stopped for a long time. Then the clock looks at the table first.
     Stop,
     /// Core's queue becomes empty, and the instance is idle for a part of the quiet time.
     Pause,
@@ -273,6 +273,8 @@ impl World {
         let mut released = Vec::new();
         self.looks = 0;
         self.table.begin_payload(0, self.now);
+        self.table.prepare(0, &admissions, self.now, &mut released);
+        self.let_go();
         while let Some(shortage) = self.table.prepare(0, &admissions, self.now, &mut released) {
             assert_eq!(self.table.add_slab((), shortage.slab_slots, shortage.wanted), None);
         }
@@ -298,6 +300,11 @@ impl World {
         }
         self.unsettled.push_back(rows);
         self.release(released);
+    }
+
+    /// The instance lets go of the sequences that are over, as it does in each turn.
+    fn let_go(&mut self) {
+        self.table.take_over(0).into_iter().for_each(|slot| self.table.free(slot));
     }
 
     fn may_be_refused(&self, id: u64, incarnation: u64) -> bool {
@@ -355,7 +362,7 @@ impl World {
         self.drain();
     }
 
-    /// Lets time pass, and then the clean-up thread looks at the table. Core hands over its requests before an idle
+    /// Lets time pass, and then the clock looks at the table. Core hands over its requests before an idle
     /// instance has been looked at for the quiet time.
     fn look(&mut self, time: Duration) {
         self.core.arrive();
@@ -367,7 +374,8 @@ impl World {
         }
         self.now += time;
         let mut released = Vec::new();
-        self.table.tick(self.now, &mut released);
+        self.table.tick(0, self.now, &mut released);
+        self.let_go();
         if !released.is_empty() {
             self.looks = 0;
         }

@@ -34,6 +34,11 @@ fn add_slabs(table: &mut Table) {
     }
 }
 
+/// Lets go of the sequences of an instance that are over, as it does in each turn.
+fn let_go(table: &mut Table, instance: u32) {
+    table.take_over(instance).into_iter().for_each(|slot| table.free(slot));
+}
+
 /// Admits a payload; another slab can be made at any time.
 fn admit_all(
     table: &mut Table,
@@ -43,6 +48,8 @@ fn admit_all(
 ) -> Vec<Result<SlotId, Refusal>> {
     let instance = admissions[0].key.instance;
     table.begin_payload(instance, now);
+    table.prepare(instance, admissions, now, released);
+    let_go(table, instance);
     while let Some(Shortage { slab_slots, wanted }) = table.prepare(instance, admissions, now, released) {
         assert_eq!(table.add_slab((), slab_slots, wanted), None);
     }
@@ -100,7 +107,8 @@ fn confirm(table: &mut Table, now: Instant) {
 /// Returns the number of held requests that the tick releases.
 fn tick(table: &mut Table, now: Instant) -> usize {
     let mut released = Vec::new();
-    table.tick(now, &mut released);
+    table.tick(0, now, &mut released);
+    let_go(table, 0);
     confirm(table, now);
     released.len()
 }
@@ -125,6 +133,16 @@ fn a_sequence_keeps_its_slot_until_its_end() {
     assert_eq!(step(&mut table, 7, false, true, now), Ok(slot));
     assert_eq!(step(&mut table, 7, false, false, now), Err(Refusal::Unknown));
     assert_eq!(table.live(), 0);
+}
+
+#[test]
+fn the_slot_of_a_sequence_that_is_over_is_in_use_until_its_instance_has_let_go_of_the_state() {
+    let (mut table, now) = (table(1), Instant::now());
+    let slot = step(&mut table, 7, true, false, now).unwrap();
+    (1..=LOOKS).for_each(|look| table.tick(0, now + IDLE + QUIET / LOOKS * look, &mut Vec::new()));
+    assert_eq!((table.live(), table.counts().expired, table.memory(slot)), (0, 1, Some(())));
+    assert_eq!(step(&mut table, 7, false, false, now + IDLE), Err(Refusal::Unknown), "a turn of the instance");
+    assert_eq!(table.memory(slot), None);
 }
 
 #[test]
@@ -231,7 +249,7 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     let busy = Key { instance: 1, ..key(1) };
     admit(&mut table, &busy, true, false, now).unwrap();
     pause(&mut table, now + Duration::from_secs(12) - QUIET);
-    assert_eq!(table.next_tick(now + Duration::from_secs(12)), now + Duration::from_secs(13));
+    assert_eq!(table.next_tick(0, now + Duration::from_secs(12)), now + Duration::from_secs(13));
     assert_eq!((table.live(), table.counts().expired), (2, 2));
     tick(&mut table, now + Duration::from_secs(100));
     assert_eq!(table.live(), 1, "the sequence with a request in flight stays");
@@ -383,7 +401,7 @@ fn a_start_is_held_until_its_instance_has_been_idle_for_one_uninterrupted_pause(
     let second = step(&mut table, 1, true, false, now).unwrap();
     let mut now = now;
     for id in 100..200 {
-        assert_eq!(table.next_tick(now), now + QUIET / LOOKS);
+        assert_eq!(table.next_tick(0, now), now + QUIET / LOOKS);
         assert_eq!(tick(&mut table, now + QUIET * 50), 0, "a stop of the whole process is no pause");
         now += QUIET * 50;
         step(&mut table, id, true, true, now).unwrap();
