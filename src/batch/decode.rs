@@ -47,6 +47,7 @@ struct ExpectedInput {
 }
 
 /// What came of a request.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub enum Decoded {
     /// A row; with a problem, if the request is wrong.
     Row(Row),

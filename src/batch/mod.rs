@@ -18,9 +18,8 @@ pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
-use sequences::Key;
+use sequences::{Good, Key};
 
-use self::isolation::Member;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, RowValues, Source};
 use crate::error::{InputError, RequestError};
@@ -80,10 +79,9 @@ impl Row {
         }
     }
 
-    /// Its sequence, as [`isolation`] sees it.
-    pub fn member(&self) -> Member {
-        let lease = self.state.lease.as_ref();
-        Member { slot: lease.map(Lease::slot), is_fresh: self.state.is_fresh(), ends: lease.is_some_and(Lease::ends) }
+    /// The good requests of its sequence, for [`isolation`].
+    pub fn good(&self) -> Option<Good> {
+        self.state.lease.as_ref().filter(|_| !self.state.is_fresh()).map(Lease::good)
     }
 
     /// Whether nothing of it has been changed or answered, so that it can run again.

@@ -333,12 +333,12 @@ impl Instance {
         if rows.len() <= most && self.grouping.is_any() && self.isolation.is_over() {
             return std::mem::take(rows);
         }
-        rows.sort_by_key(|row| self.isolation.standing(row.member()));
-        let standing = rows.first().map(|first| self.isolation.standing(first.member()));
+        rows.sort_by_key(|row| self.isolation.standing(row.good()));
+        let standing = rows.first().map(|first| self.isolation.standing(first.good()));
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
         let mut batch = self.grouping.batch(most);
         for row in std::mem::take(rows) {
-            let is_like_first = standing == Some(self.isolation.standing(row.member()));
+            let is_like_first = standing == Some(self.isolation.standing(row.good()));
             rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }
         batch.into_rows()
@@ -361,7 +361,7 @@ impl Instance {
         }
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => {
-                self.isolation.ran(batch.iter().map(Row::member));
+                self.isolation.ran(batch.iter().map(Row::good));
                 return true;
             }
             (Ok(()), Err(_)) => {
@@ -370,7 +370,7 @@ impl Instance {
             }
             (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
                 if let [row] = batch {
-                    self.isolation.failed(row.member());
+                    self.isolation.failed(Instant::now());
                     row.problem = Some(Box::new(error));
                     return false;
                 }

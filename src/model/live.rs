@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rows::tensor::Gap;
 use sequences::pool::{SlotId, SlotLimits};
 use sequences::scheduler::Over;
-use sequences::{Admission, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
+use sequences::{Admission, Admitted, Finished, Good, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
@@ -137,6 +137,7 @@ pub struct Leavings(#[expect(dead_code, reason = "it is only dropped")] Vec<Cont
 pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,
+    good: Good,
     end: bool,
     outcome: Outcome,
     is_finished: bool,
@@ -240,10 +241,11 @@ impl LiveSequences {
                 Err((over, _)) => self.end(&over, &mut let_go),
             }
         };
-        let lease = |(admitted, request): (Result<(SlotId, Arc<Slab>), Refusal>, &Admission)| {
-            let (slot, slab) = admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
+        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, Refusal>, &Admission)| {
+            let Admitted { slot, memory: slab, good } =
+                admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
             let (sequences, end, outcome) = (self.clone(), request.end, Outcome::Failed);
-            let lease = Lease { sequences, slot, end, outcome, is_finished: false };
+            let lease = Lease { sequences, slot, good, end, outcome, is_finished: false };
             if becomes_free(&slab, slot) { Ok(lease) } else { Err(Refusal::Busy) }
         };
         admitted.into_iter().zip(admissions).map(lease).collect()
@@ -571,6 +573,11 @@ impl Lease {
     /// The slot that it holds.
     pub const fn slot(&self) -> SlotId {
         self.slot
+    }
+
+    /// The good requests of the sequence before this one.
+    pub const fn good(&self) -> Good {
+        self.good
     }
 
     /// Whether the sequence is over after this request, so that its state need not be kept.

@@ -58,4 +58,4 @@ mod watermark;
 pub use id::{Finished, Key, Outcome, SequenceId};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use table::model_tests;
-pub use table::{Admission, Counts, Life, Policy, Refusal, Sequences, Shortage};
+pub use table::{Admission, Admitted, Counts, Good, Life, Policy, Refusal, Sequences, Shortage};

@@ -86,9 +86,24 @@ pub struct Counts {
     pub rejected: u64,
 }
 
-/// The slot of a request's sequence, which the caller has until [`Sequences::settle`], and the memory of its slab; or why
-/// it has none.
-pub type Found<S> = Result<(SlotId, S), Refusal>;
+/// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
+#[derive(Debug)]
+pub struct Admitted<S> {
+    /// The slot that holds the sequence's state.
+    pub slot: SlotId,
+    /// Memory of the slab that the slot is in.
+    pub memory: S,
+    /// Its good requests before this one.
+    pub good: Good,
+}
+
+/// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "said above")]
+pub struct Good {
+    pub requests: u32,
+    pub since: Instant,
+}
 
 /// All live sequences of a site (the host, or a GPU), with their slots.
 ///
@@ -176,7 +191,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         admissions: &[Admission],
         now: Instant,
         released: &mut Vec<H>,
-    ) -> Vec<Found<S>> {
+    ) -> Vec<Result<Admitted<S>, Refusal>> {
         let Self { records, incarnations, .. } = self;
         let of = records.instance(instance, now);
         of.watermark.arrive(admissions.len());
@@ -199,8 +214,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let slots: Vec<_> = slots.collect();
         incarnations.conclude(records, instance);
         released.append(&mut records.released);
-        let with_memory = |slot: SlotId| Ok((slot, self.memory(slot).ok_or(Refusal::Unknown)?));
-        slots.into_iter().map(|slot| slot.and_then(with_memory)).collect()
+        let pool = &self.records.pool;
+        let admitted = |slot| {
+            let (memory, record) = pool.memory(slot).zip(pool.record(slot)).ok_or(Refusal::Unknown)?;
+            Ok(Admitted { slot, memory, good: record.good })
+        };
+        slots.into_iter().map(|slot| slot.and_then(admitted)).collect()
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -245,6 +264,11 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
+        match outcome {
+            Outcome::Advanced => record.good.requests += u32::from(!started),
+            Outcome::RunFailed => record.good = Good { requests: 0, since: now },
+            Outcome::Failed | Outcome::Lost => {}
+        }
         record.failed |= end || outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();

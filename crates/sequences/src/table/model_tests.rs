@@ -281,7 +281,7 @@ impl World {
         let admitted = self.table.admit(0, &admissions, self.now, &mut released);
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
-            let slot = admitted.map(|(slot, ())| slot);
+            let slot = admitted.map(|admitted| admitted.slot);
             if let (true, Ok(slot)) = (sent.start, &slot) {
                 self.slots.insert(sent.incarnation, *slot);
             }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
-use super::{Counts, Policy, Refusal};
+use super::{Counts, Good, Policy, Refusal};
 use crate::id::Key;
 use crate::pool::{AcquireError, SlotId, SlotPool};
 use crate::watermark::Watermark;
@@ -26,6 +26,7 @@ pub(super) struct Record<C, H> {
     pub key: Key,
     pub contents: C,
     pub life: Life,
+    pub good: Good,
     pub phase: Phase<H>,
     /// The last request of the incarnation is released with this payload at the latest.
     pub released_by: u64,
@@ -143,6 +144,7 @@ impl<S, C, H> Records<S, C, H> {
             key: key.clone(),
             contents: C::default(),
             life: Life { since: now, requests: 1 },
+            good: Good { requests: 1, since: now },
             phase: Phase::InFlight { start: true },
             released_by: payload,
             released_after: 0,

@@ -54,7 +54,7 @@ fn admit_all(
         assert_eq!(table.add_slab((), slab_slots, wanted), None);
     }
     let admitted = table.admit(instance, admissions, now, released);
-    admitted.into_iter().map(|admitted| Ok(admitted?.0)).collect()
+    admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect()
 }
 
 fn table(capacity: usize) -> Table {
@@ -667,7 +667,7 @@ fn without_memory_for_a_slab_a_start_is_refused_and_the_others_of_its_payload_go
     let shortage = table.prepare(0, &both, now, &mut released);
     assert_eq!(shortage, Some(Shortage { slab_slots: 1, wanted: 1 }));
     let admitted = table.admit(0, &both, now, &mut released);
-    let slots: Vec<_> = admitted.into_iter().map(|admitted| Ok(admitted?.0)).collect();
+    let slots: Vec<_> = admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect();
     assert_eq!(slots, [Ok(first), Err(Refusal::Memory(()))]);
 }
 
