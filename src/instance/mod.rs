@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use gpu_rows::Queue;
 use sequences::scheduler::Over;
-use sequences::{Admission, Finished, Refusal, SequenceId};
+use sequences::{Admission, Finished};
 
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
@@ -21,10 +21,9 @@ use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::{AdmissionError, LoadError, RequestError, RunError};
-use crate::memory::MemoryError;
+use crate::error::{LoadError, RequestError, RunError};
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
-use crate::panic::{self, Panic};
+use crate::panic;
 use crate::report::Report;
 use crate::responder;
 use crate::session::{Copier, Step};
@@ -54,7 +53,8 @@ impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
-        let site = model.site(instance_kind(triton, &model, number)?)?;
+        let gpu = if model.config.is_on_gpu() { triton.gpu()? } else { None };
+        let site = model.site(model.kind_of(gpu, number))?;
         let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
@@ -133,8 +133,11 @@ impl Instance {
         self.sequences.begin_payload(self.number);
         let mut answered = Vec::with_capacity(requests);
         let times = Times::starting_at(monotonic_ns());
-        let done = panic::catch(|| make(self, times, &mut answered));
-        self.recover(done);
+        if panic::catch_and_log(|| make(self, times, &mut answered)).is_none()
+            && let Err(error) = panic::catch_result(|| self.finish_run())
+        {
+            log::error!("{error}");
+        }
         self.exit_if_device_is_lost();
         answered
     }
@@ -150,16 +153,6 @@ impl Instance {
         if let Some(error) = self.sequences.lost_device().filter(|_| self.model.exits_on_gpu_failure()) {
             log::error!("{}: {error}; the process ends, as 'exit_on_gpu_failure' says", self.model.config.model);
             triton::exit_process();
-        }
-    }
-
-    /// Brings the instance into order after a payload that may have panicked.
-    fn recover(&mut self, done: Result<(), Panic>) {
-        if let Err(error) = done {
-            log::error!("{error}");
-            if let Err(error) = panic::catch_result(|| self.finish_run()) {
-                log::error!("{error}");
-            }
         }
     }
 
@@ -221,7 +214,7 @@ impl Instance {
                 Decoded::Row(row) => rows.push(row),
                 Decoded::Null => {}
                 Decoded::Unreadable(mut request, error) => {
-                    self.sequences.count_failed(error.reason());
+                    self.sequences.metrics.count_failed(error.reason());
                     request.answer(Err(error.into()));
                     self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
                 }
@@ -240,16 +233,13 @@ impl Instance {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    row.problem = Some(Box::new(self.refusal(refusal, key.id.clone()).into()));
+                    let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
+                    row.problem = Some(Box::new(refusal.into()));
                 }
                 (Err(_), _) => {}
             }
         }
         rows
-    }
-
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> AdmissionError {
-        self.model.refusal(self.kind, refusal, id)
     }
 
     /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
@@ -441,14 +431,14 @@ impl Instance {
                 Ok(response)
             });
             let success = response.is_ok();
-            let response = response.inspect_err(|error| self.sequences.count_failed(error.reason()));
+            let response = response.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
         }
         self.triton.report_batch(batch.len(), times);
         let nanoseconds = times.execute_end - times.execute_start;
-        self.sequences.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
+        self.sequences.metrics.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
         self.report.batch(batch, times);
     }
 
@@ -475,7 +465,7 @@ impl Instance {
         let of_start = self.model.binding.empty_starts().map(|states| error.with_empty_start(&states));
         let error = triton::Error::from(error);
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
-            self.sequences.count_failed(reason);
+            self.sequences.metrics.count_failed(reason);
             let error = of_start.as_ref().filter(|_| row.state.is_fresh()).unwrap_or(&error);
             row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
@@ -484,22 +474,11 @@ impl Instance {
 
     /// Answers a request that does not run.
     fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
-        let answer = answer.inspect_err(|error| self.sequences.count_failed(error.reason()));
+        let answer = answer.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
     }
-}
-
-/// Where an instance runs.
-fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, LoadError> {
-    if !model.config.is_on_gpu() {
-        return Ok(InstanceKind::Cpu);
-    }
-    Ok(match triton.gpu()? {
-        Some(gpu) => InstanceKind::Gpu(gpu),
-        None => model.kind_without_gpu(number),
-    })
 }
 
 impl Drop for Instance {

@@ -142,7 +142,7 @@ impl StateStore {
 
     fn count_copied(&mut self, bytes: usize) {
         self.copied += bytes;
-        self.sequences.count_copied(bytes);
+        self.sequences.metrics.count_copied(bytes);
     }
 
     /// The run of a batch that has been loaded, over `rows` rows.

@@ -1,4 +1,5 @@
-//! The path of a request that this backend schedules itself, from Execute to its release.
+//! The path of a request from Execute to its release; here, of one that this backend schedules itself. [`payloads`] is for
+//! what core schedules.
 //!
 //! Core calls Execute on one thread, one call at a time, in the order of its queue. Execute reads each request, puts it
 //! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
@@ -368,7 +369,7 @@ impl Shared {
         scheduler.next_scan().into_iter().for_each(|scan| self.alarm.by(scan));
         drop(scheduler);
         self.wake(&mut wake);
-        if self.sequences.note_queue(QueueNumbers { parked, waiting, requests }) {
+        if self.sequences.metrics.note_queue(QueueNumbers { parked, waiting, requests }) {
             self.sequences.publish();
         }
         self.refuse_queued(refused);
@@ -380,62 +381,26 @@ impl Shared {
         self.refuse(refused.into_iter().map(unfit).collect());
     }
 
-    /// Does the next work of a worker, if there is any: ends sequences and runs a batch.
+    /// Does the next work of a worker, if there is any: ends sequences and runs a batch, settles its sequences, answers, and
+    /// releases.
     fn run_next(&self, worker: &Worker, instance: &mut Instance) {
-        let work = self.scheduler.lock().take(worker.number, self.most_rows);
-        let lanes: Vec<u32> = work.ready.iter().map(|ready| ready.lane).collect();
-        if let Err(error) = panic::catch(|| self.run(worker, instance, work, &lanes)) {
-            log::error!("{error}");
-            // Whatever became of the batch, its sequences are over, and nothing waits for them.
-            let over: Vec<_> = lanes.iter().map(|&lane| Over { lane, expired: false }).collect();
-            let ended = panic::catch(|| instance.end(&over));
-            let mut wake = Vec::new();
-            let now = Instant::now();
-            let mut scheduler = self.scheduler.lock();
-            let refused = scheduler.finish(lanes.into_iter().map(Finished::lost), now, &mut wake);
-            self.watch_clock_for(&scheduler, now);
-            drop(scheduler);
-            self.wake(&mut wake);
-            self.refuse_queued(refused);
-            ended.unwrap_or_else(|error| log::error!("{error}"));
-        }
-    }
-
-    /// Runs a batch of these lanes, settles its sequences, answers, and releases.
-    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Box<Queued>>, lanes: &[u32]) {
+        let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
+        let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
-            instance.end(&over);
+            panic::catch_and_log(|| instance.end(&over));
         }
-        if ready.is_empty() {
+        if lanes.is_empty() {
             return;
         }
-        let now = Instant::now();
-        let number = instance.number();
-        let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
-            let Queued { mut row, since, deadline } = *request;
-            match (begins, &mut row.asked) {
-                (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
-                (Begins::Resumed, _) => row.state.start = false,
-                _ => {}
-            }
-            instance.sequences().waited(now.saturating_duration_since(since));
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
-            }
-            row.key = Some(Key { instance: number, lane: Some(lane), id });
-            row
-        };
-        let answered = instance.execute_rows(ready.into_iter().map(row).collect());
-        let mut finished: Vec<_> = answered.iter().filter_map(|of| of.finished).collect();
-        let settled = instance.sequences().finish(answered);
+        let (mut finished, settled) = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
         if finished.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
             let is_dropped = |lane: &&u32| finished.iter().all(|of| of.lane != **lane);
             let dropped: Vec<_> = lanes.iter().filter(is_dropped).map(|&lane| Over { lane, expired: false }).collect();
-            instance.end(&dropped);
+            panic::catch_and_log(|| instance.end(&dropped));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
-        instance.sequences().finish_payload(number, Vec::new());
+        panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
@@ -459,4 +424,26 @@ impl Shared {
             self.alarm.by(Instant::now() + LOOK_EVERY);
         }
     }
+}
+
+/// Runs a batch. Returns what its requests have done to their sequences, and what is to be sent and released.
+fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> (Vec<Finished>, Settled) {
+    let (now, number) = (Instant::now(), instance.number());
+    let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
+        let Queued { mut row, since, deadline } = *request;
+        match (begins, &mut row.asked) {
+            (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
+            (Begins::Resumed, _) => row.state.start = false,
+            _ => {}
+        }
+        instance.sequences().metrics.waited(now.saturating_duration_since(since));
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
+        }
+        row.key = Some(Key { instance: number, lane: Some(lane), id });
+        row
+    };
+    let rows = ready.into_iter().map(row).collect();
+    let answered = instance.execute_rows(rows);
+    (answered.iter().filter_map(|of| of.finished).collect(), instance.sequences().finish(answered))
 }
