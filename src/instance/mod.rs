@@ -11,7 +11,7 @@ use gpu_rows::Queue;
 use sequences::scheduler::Over;
 use sequences::{Admission, Finished};
 
-use crate::batch::decode::{Decoded, Expected};
+use crate::batch::decode::Expected;
 use crate::batch::gather::gather;
 use crate::batch::generated::note_counts;
 use crate::batch::grouping::Grouping;
@@ -115,7 +115,7 @@ impl Instance {
     /// in the result: they have been answered and released.
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
         self.make_answers(requests.len(), |of, times, answered| {
-            let rows = of.decode(requests, times);
+            let rows = of.decode(requests);
             of.answer_rows(rows, times, answered);
         })
     }
@@ -206,20 +206,10 @@ impl Instance {
     }
 
     /// Decode: requests become rows.
-    fn decode(&self, requests: Vec<Request>, times: Times) -> Vec<Row> {
-        let mut rows = Vec::with_capacity(requests.len());
-        for (lane, request) in (0..).zip(requests) {
-            let lane = (self.model.config.strategy == Strategy::Direct).then_some(lane);
-            match self.expected.decode(request, self.number, lane) {
-                Decoded::Row(row) => rows.push(row),
-                Decoded::Null => {}
-                Decoded::Unreadable(mut request, error) => {
-                    self.sequences.metrics.count_failed(error.reason());
-                    request.answer(Err(error.into()));
-                    self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
-                }
-            }
-        }
+    fn decode(&self, requests: Vec<Request>) -> Vec<Row> {
+        let lane = |lane: u32| (self.model.config.strategy == Strategy::Direct).then_some(lane);
+        let decode = |(at, request)| self.expected.decode(request, self.number, lane(at));
+        let mut rows: Vec<_> = (0..).zip(requests).filter_map(decode).collect();
         self.expected.fetch(rows.iter_mut());
         rows
     }
