@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sequences::pool::SlotId;
 use sequences::{Admission, Admitted, Finished, Good, Key, Outcome, Refusal, Shortage};
 
-use super::live::{Contents, LiveSequences, Table, Varying, VaryingSize, take_left};
+use super::live::{Contents, LiveSequences, Table, Varying, VaryingSize};
 use crate::memory::{MemoryError, NoRoom, Slab, SlotMemory};
 use crate::panic;
 use crate::triton::{Answer, Request};
@@ -72,13 +72,13 @@ impl LiveSequences {
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
         let mut missing = None;
         let admitted = loop {
-            let admitted = self.work(|table, released| {
-                let shortage = table.prepare(instance, admissions, Instant::now(), released);
+            let admitted = self.work(|table| {
+                let shortage = table.prepare(instance, admissions, Instant::now());
                 let (over, shortage) = (table.take_over(instance), shortage.filter(|_| missing.is_none()));
                 if !over.is_empty() || shortage.is_some() {
                     return Err((over, shortage));
                 }
-                Ok(table.admit(instance, admissions, Instant::now(), released))
+                Ok(table.admit(instance, admissions, Instant::now()))
             });
             match admitted {
                 Ok(admitted) => break admitted,
@@ -118,30 +118,21 @@ impl LiveSequences {
             rows.push((lease, Some(request)));
             answers.extend(answer);
         }
-        let mut released = Vec::new();
-        let left = panic::catch_and_log(|| self.finish_leases(&mut rows, &mut released));
-        // After a panic, the table still has them.
-        let (leavings, releasing) = left.unwrap_or_else(|| take_left(&mut self.table.lock()));
+        let mut table = self.table.lock();
+        panic::catch_and_log(|| {
+            for (lease, request) in &mut rows {
+                if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table))
+                    && let Some(held) = request.take()
+                {
+                    *request = table.hold(slot, held);
+                }
+            }
+        });
+        let (leavings, released) = (table.take_leavings(), table.take_released());
+        drop(table);
+        let (released, releasing): (Vec<_>, Vec<_>) = released.into_iter().unzip();
         let requests = rows.into_iter().filter_map(|(_, request)| request).chain(released).collect();
         Settled { answers, requests, leavings, releasing }
-    }
-
-    /// Finishes the leases of a payload, and holds the requests that must be held. Returns what sequences that are over
-    /// have left, and whose held requests are in `released`.
-    fn finish_leases(
-        &self,
-        rows: &mut [(Option<Lease>, Option<Request>)],
-        released: &mut Vec<Request>,
-    ) -> (Vec<Contents>, Vec<(Key, SlotId)>) {
-        let mut table = self.table.lock();
-        for (lease, request) in rows {
-            if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table, released))
-                && let Some(request) = request.take()
-            {
-                table.hold(slot, request, released);
-            }
-        }
-        take_left(&mut table)
     }
 
     /// What each of these sequences keeps; `None` without a slot, and for a sequence that is over. To be given back
@@ -245,9 +236,9 @@ impl Lease {
     }
 
     /// Gives the slot back. Returns it if the request has to be held.
-    fn finish(&mut self, table: &mut Table, released: &mut Vec<Request>) -> Option<SlotId> {
+    fn finish(&mut self, table: &mut Table) -> Option<SlotId> {
         self.is_finished = true;
-        table.settle(self.slot, self.outcome, self.end, Instant::now(), released).then_some(self.slot)
+        table.settle(self.slot, self.outcome, self.end, Instant::now()).then_some(self.slot)
     }
 }
 
@@ -258,9 +249,9 @@ impl Drop for Lease {
         }
         let sequences = self.sequences.clone();
         // The request is not here, so it cannot be held.
-        sequences.work(|table, released| {
-            if let Some(slot) = self.finish(table, released) {
-                table.release_unheld(slot, released);
+        sequences.work(|table| {
+            if let Some(slot) = self.finish(table) {
+                table.release_unheld(slot);
             }
         });
     }
@@ -297,7 +288,7 @@ impl Drop for StateMemory {
         }
         self.varying.iter_mut().for_each(Varying::release_reserve);
         let varying = std::mem::take(&mut self.varying);
-        self.sequences.work(|table, _| match table.contents_mut(self.id) {
+        self.sequences.work(|table| match table.contents_mut(self.id) {
             Some(contents) => contents.varying = varying,
             None => table.leave(Contents { varying, ..Contents::default() }),
         });

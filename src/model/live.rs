@@ -79,12 +79,6 @@ pub struct LiveSequences {
     pub metrics: SequenceMetrics,
 }
 
-/// Takes what sequences that are over have left, to be dropped without the lock because that may take long, and whose held
-/// requests are being released.
-pub(super) fn take_left(table: &mut Table) -> (Vec<Contents>, Vec<(Key, SlotId)>) {
-    (table.take_leavings(), table.take_releasing())
-}
-
 /// Bytes that a state of varying size needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VaryingSize {
@@ -148,21 +142,22 @@ impl LiveSequences {
     /// [`LiveSequences::tick`] may have something to do.
     pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) -> Instant {
         let now = Instant::now();
-        let (next_tick, needs_slabs) = self.work(|table, released| {
+        let needs_slabs = self.work(|table| {
             table.have_been_released(releasing, now);
-            table.finish_payload(instance, now, released);
-            (table.next_tick(instance, now), table.needs_adjustment())
+            table.finish_payload(instance, now);
+            table.needs_adjustment()
         });
         if needs_slabs {
             self.adjust_slabs();
         }
         self.publish();
-        next_tick
+        // Not before: this payload may have released requests, and what follows them has to be waited for.
+        self.table.lock().next_tick(instance, now)
     }
 
     /// Ends sequences of an instance that have no request. `let_go`: see [`LiveSequences::tick`].
     pub fn end_lanes(&self, instance: u32, over: &[Over], let_go: impl FnMut(SlotId)) {
-        let over = self.work(|table, _| {
+        let over = self.work(|table| {
             over.iter().for_each(|of| table.end_lane(instance, of.lane, of.expired));
             table.take_over(instance)
         });
@@ -174,8 +169,8 @@ impl LiveSequences {
     /// that an idle instance proves to be over. `let_go` takes from the instance what it has of the state of one; then its
     /// slot is free. Returns when there may be something to do again.
     pub fn tick(&self, instance: u32, let_go: impl FnMut(SlotId)) -> Instant {
-        let over = self.work(|table, released| {
-            table.tick(instance, Instant::now(), released);
+        let over = self.work(|table| {
+            table.tick(instance, Instant::now());
             table.take_over(instance)
         });
         self.end(&over, let_go);
@@ -184,18 +179,19 @@ impl LiveSequences {
 
     pub(super) fn end(&self, over: &[SlotId], mut let_go: impl FnMut(SlotId)) {
         over.iter().for_each(|&slot| _ = panic::catch_and_log(|| let_go(slot)));
-        self.work(|table, _| over.iter().for_each(|&slot| table.free(slot)));
+        self.work(|table| over.iter().for_each(|&slot| table.free(slot)));
     }
 
     /// Works on the table under its lock. What that leaves, requests to be released and what ended sequences had, is
     /// dropped without it.
-    pub(super) fn work<R>(&self, work: impl FnOnce(&mut Table, &mut Vec<Request>) -> R) -> R {
-        let mut released = Vec::new();
+    pub(super) fn work<R>(&self, work: impl FnOnce(&mut Table) -> R) -> R {
         let mut table = self.table.lock();
-        let done = work(&mut table, &mut released);
-        let (leavings, releasing) = take_left(&mut table);
+        let done = work(&mut table);
+        let (leavings, released) = (table.take_leavings(), table.take_released());
         drop(table);
-        drop((leavings, released));
+        drop(leavings);
+        let (requests, releasing): (Vec<_>, Vec<_>) = released.into_iter().unzip();
+        drop(requests);
         if !releasing.is_empty() {
             self.table.lock().have_been_released(releasing, Instant::now());
         }
@@ -251,7 +247,7 @@ impl LiveSequences {
 
     /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
-        self.work(|table, released| table.retire_instance(instance, released));
+        self.work(|table| table.retire_instance(instance));
         self.publish();
     }
 

@@ -21,8 +21,6 @@ pub(super) struct Chains {
     with_slots: usize,
     /// For each instance, the chains to look at when the watermark passes a payload.
     looks: HashMap<u32, BinaryHeap<Look>>,
-    /// The incarnations whose held requests are being released.
-    releasing: Vec<(Key, SlotId)>,
 }
 
 /// The incarnations of one id. A chain is removed when none of them has a slot and core has no request of them.
@@ -105,7 +103,7 @@ impl Chains {
         let Some(record) = records.pool.record(front) else { return };
         let is_over = match record.phase {
             Phase::Held(_) if record.failed => true,
-            Phase::Held(_) => return self.release(records, key, front),
+            Phase::Held(_) => return Self::release(records, key, front),
             // The client has started over, or core has dropped the sequence.
             Phase::Waiting => chain.incarnations.len() > 1 && records.has_nothing_queued(front),
             Phase::InFlight { .. } | Phase::Releasing => false,
@@ -127,13 +125,12 @@ impl Chains {
     }
 
     /// Releases the held request of the incarnation at the front.
-    fn release<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
+    fn release<S, C, H>(records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
         if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
             record.released_after = releasing;
-            records.released.push(held);
-            self.releasing.push((key.clone(), front));
+            records.released.push((held, (key.clone(), front)));
         }
     }
 
@@ -256,9 +253,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
     fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool) {
         let Some(record) = records.pool.record(slot) else { return };
         let (key, is_releasing) = (record.key.clone(), matches!(record.phase, Phase::Held(_) | Phase::Releasing));
-        if records.end(slot, expired) {
-            self.releasing.push((key.clone(), slot));
-        }
+        records.end(slot, expired);
         if let Some(chain) = self.chains.get_mut(&key) {
             if is_releasing {
                 chain.stateless.get_or_insert_default().releasing.push(slot);
@@ -282,7 +277,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let with_slots = self.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
         assert_eq!(self.with_slots, with_slots);
         let looks: usize = self.looks.values().map(BinaryHeap::len).sum();
-        (self.chains.len(), looks + self.releasing.len())
+        (self.chains.len(), looks)
     }
 
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId> {
@@ -302,10 +297,6 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
 
     fn release_unheld(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         self.end_all(records, key);
-    }
-
-    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        std::mem::take(&mut self.releasing)
     }
 
     fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, now: Instant) {

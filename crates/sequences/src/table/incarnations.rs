@@ -54,15 +54,10 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// See [`super::Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
-    /// See [`super::Sequences::take_releasing`].
-    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        Vec::new()
-    }
-
     /// See [`super::Sequences::have_been_released`].
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
 
-    /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
+    /// Number of lanes or chains, and number of keys that are queued to be looked at.
     #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize);
 }

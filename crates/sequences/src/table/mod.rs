@@ -152,13 +152,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
     /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
     /// it, STARTs that find no slot are refused.
-    pub fn prepare(
-        &mut self,
-        instance: u32,
-        admissions: &[Admission],
-        now: Instant,
-        released: &mut Vec<H>,
-    ) -> Option<Shortage> {
+    pub fn prepare(&mut self, instance: u32, admissions: &[Admission], now: Instant) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
         starts().for_each(|key| incarnations.replace(records, key));
@@ -172,7 +166,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             {
                 incarnations.end(records, slot, true);
             }
-            released.append(&mut records.released);
         }
         let has_room = records.check_room(incarnations.used_capacity()).is_ok();
         let wanted = starts().filter(|key| has_room || incarnations.starts_over(key)).count();
@@ -183,14 +176,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Admits the requests of a payload: finds the sequence of each, or begins it for a START, and lends its slot to
     /// the caller.
     ///
-    /// Appends to `released` the held requests that must be released now. Drop them without holding any lock, then call
-    /// [`Sequences::have_been_released`] with what [`Sequences::take_releasing`] returns.
+    /// This and every other call may leave something for [`Sequences::take_released`] and [`Sequences::take_leavings`].
     pub fn admit(
         &mut self,
         instance: u32,
         admissions: &[Admission],
         now: Instant,
-        released: &mut Vec<H>,
     ) -> Vec<Result<Admitted<S>, Refusal>> {
         let Self { records, incarnations, .. } = self;
         let of = records.instance(instance, now);
@@ -213,7 +204,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             found.into_iter().zip(admissions).map(|(found, admission)| found.unwrap_or_else(|| start(admission)));
         let slots: Vec<_> = slots.collect();
         incarnations.conclude(records, instance);
-        released.append(&mut records.released);
         let pool = &self.records.pool;
         let admitted = |slot| {
             let (memory, record) = pool.memory(slot).zip(pool.record(slot)).ok_or(Refusal::Unknown)?;
@@ -259,7 +249,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Otherwise the caller must release it next, and core can then send the sequence's next request.
     ///
     /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
-    pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
+    pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
@@ -275,32 +265,28 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         if let Some(record) = records.pool.record_mut(slot) {
             record.released_after = releasing;
         }
-        let must_be_held = incarnations.settle(records, slot, &key, end, now);
-        released.append(&mut records.released);
-        must_be_held
+        incarnations.settle(records, slot, &key, end, now)
     }
 
-    /// Holds a request until its incarnation is at the front of its chain.
-    pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
-        match self.records.pool.record_mut(slot) {
-            Some(record) => record.phase = Phase::Held(request),
-            None => released.push(request),
-        }
+    /// Holds a request until its incarnation is at the front of its chain. Returns it if its sequence is over.
+    pub fn hold(&mut self, slot: SlotId, request: H) -> Option<H> {
+        let Some(record) = self.records.pool.record_mut(slot) else { return Some(request) };
+        record.phase = Phase::Held(request);
+        None
     }
 
     /// Tells the table that a request that should have been held has been released. From now on, requests of the id may
     /// belong to any of its incarnations, so all of these end.
-    pub fn release_unheld(&mut self, slot: SlotId, released: &mut Vec<H>) {
+    pub fn release_unheld(&mut self, slot: SlotId) {
         if let Some(key) = self.records.pool.record(slot).map(|record| record.key.clone()) {
             self.incarnations.release_unheld(&mut self.records, &key);
-            released.append(&mut self.records.released);
         }
     }
 
-    /// Takes the sequences whose held requests are being released, each with its slot. Pass them to
-    /// [`Sequences::have_been_released`] when the requests have been released.
-    pub fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        self.incarnations.take_releasing()
+    /// Takes the held requests that must be released now, each with its sequence. Drop them without holding any lock, then
+    /// call [`Sequences::have_been_released`] with the sequences.
+    pub fn take_released(&mut self) -> Vec<(H, (Key, SlotId))> {
+        std::mem::take(&mut self.records.released)
     }
 
     /// Tells the table that the held requests of these sequences have been released. From now on, core can have the
@@ -312,15 +298,14 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Finishes the instance's oldest payload that has not finished: all its requests have been released.
-    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
+    pub fn finish_payload(&mut self, instance: u32, now: Instant) {
         self.records.instance(instance, now).watermark.finish(now);
         self.incarnations.conclude(&mut self.records, instance);
-        released.append(&mut self.records.released);
     }
 
     /// A look of an instance's clock, the only one that may find that the instance is idle. Ends sequences that have been
     /// idle for too long, and incarnations that an idle instance proves to be over.
-    pub fn tick(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
+    pub fn tick(&mut self, instance: u32, now: Instant) {
         let Self { records, incarnations, .. } = self;
         records.instance(instance, now).watermark.look(now);
         incarnations.conclude(records, instance);
@@ -328,7 +313,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         while let Some(slot) = records.longest_dropped(instance, records.policy.idle_limit, now) {
             incarnations.end(records, slot, true);
         }
-        released.append(&mut records.released);
     }
 
     /// When [`Sequences::tick`] or [`Sequences::take_over`] may have something to do for an instance.
@@ -355,13 +339,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Ends all sequences of an instance that is being removed.
-    pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
+    pub fn retire_instance(&mut self, instance: u32) {
         for slot in self.incarnations.retire_instance(instance) {
             self.records.end(slot, false);
         }
         self.take_over(instance).into_iter().for_each(|slot| self.records.free(slot));
         self.records.instances.remove(&instance);
-        released.append(&mut self.records.released);
     }
 
     /// Counts STARTs that were refused before they came here.

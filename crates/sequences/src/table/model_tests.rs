@@ -270,15 +270,14 @@ impl World {
         let key = |id| Key { instance: 0, lane: None, id: SequenceId::Number(id) };
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
-        let mut released = Vec::new();
         self.looks = 0;
         self.table.begin_payload(0, self.now);
-        self.table.prepare(0, &admissions, self.now, &mut released);
+        self.table.prepare(0, &admissions, self.now);
         self.let_go();
-        while let Some(shortage) = self.table.prepare(0, &admissions, self.now, &mut released) {
+        while let Some(shortage) = self.table.prepare(0, &admissions, self.now) {
             assert_eq!(self.table.add_slab((), shortage.slab_slots, shortage.wanted), None);
         }
-        let admitted = self.table.admit(0, &admissions, self.now, &mut released);
+        let admitted = self.table.admit(0, &admissions, self.now);
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
             let slot = admitted.map(|admitted| admitted.slot);
@@ -299,7 +298,7 @@ impl World {
             rows.push((sent, slot.ok()));
         }
         self.unsettled.push_back(rows);
-        self.release(released);
+        self.release();
     }
 
     /// The instance lets go of the sequences that are over, as it does in each turn.
@@ -311,10 +310,12 @@ impl World {
         self.rule_broken.contains(&id) || self.started_over_soon.contains(&incarnation)
     }
 
-    fn release(&mut self, released: Vec<Sent>) {
-        released.into_iter().for_each(|sent| self.core.release(sent));
-        let releasing = self.table.take_releasing();
+    /// Releases the held requests that must be released. Returns whether there were any.
+    fn release(&mut self) -> bool {
+        let (released, releasing): (Vec<_>, Vec<_>) = self.table.take_released().into_iter().unzip();
+        released.iter().for_each(|&sent| self.core.release(sent));
         self.table.have_been_released(releasing, self.now);
+        !released.is_empty()
     }
 
     fn settle(&mut self) {
@@ -333,16 +334,17 @@ impl World {
                 }
             }
             let outcome = if fails { Outcome::Failed } else { Outcome::Advanced };
-            let hold = slot.filter(|slot| self.table.settle(*slot, outcome, sent.end, self.now, &mut released));
-            match hold {
-                Some(slot) => self.table.hold(slot, sent, &mut released),
-                None => released.push(sent),
-            }
+            let hold = slot.filter(|slot| self.table.settle(*slot, outcome, sent.end, self.now));
+            released.extend(match hold {
+                Some(slot) => self.table.hold(slot, sent),
+                None => Some(sent),
+            });
         }
-        self.release(std::mem::take(&mut released));
-        self.table.finish_payload(0, self.now, &mut released);
+        released.into_iter().for_each(|sent| self.core.release(sent));
+        self.release();
+        self.table.finish_payload(0, self.now);
         self.looks = 0;
-        self.release(released);
+        self.release();
     }
 
     /// Executes and settles until core has no request in its queue.
@@ -373,13 +375,11 @@ impl World {
             }
         }
         self.now += time;
-        let mut released = Vec::new();
-        self.table.tick(0, self.now, &mut released);
+        self.table.tick(0, self.now);
         self.let_go();
-        if !released.is_empty() {
+        if self.release() {
             self.looks = 0;
         }
-        self.release(released);
     }
 
     fn quiet(&mut self) {
@@ -485,7 +485,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
     }
     let table = &mut world.table;
     let (chains, used_capacity) = (table.incarnations.known().0, table.incarnations.used_capacity());
-    assert_eq!(table.take_releasing().len(), 0);
+    assert_eq!(table.take_released().len(), 0);
     assert_eq!(table.live(), used_capacity, "an incarnation that is over has a slot");
     assert_eq!(chains, used_capacity, "a chain without incarnations was not removed");
     world.now += DROPPED * 2000;
@@ -493,7 +493,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
         world.look(QUIET / LOOKS);
     }
     let table = &mut world.table;
-    assert_eq!((table.live(), table.incarnations.known(), table.take_releasing().len()), (0, (0, 0), 0));
+    assert_eq!((table.live(), table.incarnations.known(), table.take_released().len()), (0, (0, 0), 0));
 }
 
 #[cfg(test)]

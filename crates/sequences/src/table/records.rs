@@ -85,8 +85,8 @@ pub(super) struct Records<S, C, H> {
     pub leavings: Vec<C>,
     /// The lives of sequences that are over, until the caller takes them.
     pub lives: Vec<Life>,
-    /// Held requests that must be released now, until the caller takes them.
-    pub released: Vec<H>,
+    /// Held requests that must be released now, each with its sequence, until the caller takes them.
+    pub released: Vec<(H, (Key, SlotId))>,
 }
 
 impl<S, C, H> Records<S, C, H> {
@@ -194,11 +194,14 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Ends the sequence in this slot. Without a state, the slot is free now; otherwise its instance lets go of the state
-    /// first ([`super::Sequences::take_over`]). Releases a held request, and returns whether there was one.
-    pub fn end(&mut self, slot: SlotId, expired: bool) -> bool {
-        let Some(record) = self.pool.record_mut(slot) else { return false };
+    /// first ([`super::Sequences::take_over`]). Releases a held request.
+    pub fn end(&mut self, slot: SlotId, expired: bool) {
+        let Some(record) = self.pool.record_mut(slot) else { return };
         *(if expired { &mut self.counts.expired } else { &mut self.counts.ended }) += 1;
         let (has_state, phase) = (!record.failed, std::mem::replace(&mut record.phase, Phase::Waiting));
+        if let Phase::Held(held) = phase {
+            self.released.push((held, (record.key.clone(), slot)));
+        }
         if let Some(instance) = self.instances.get_mut(&record.key.instance) {
             instance.idle.remove(&slot);
             instance.dropped.remove(&slot);
@@ -207,9 +210,6 @@ impl<S, C, H> Records<S, C, H> {
         if !has_state {
             self.free(slot);
         }
-        let Phase::Held(held) = phase else { return false };
-        self.released.push(held);
-        true
     }
 
     /// Frees the slot of a sequence that is over.
