@@ -21,6 +21,11 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| Panic(text(payload.as_ref())))
 }
 
+/// Calls `work`, and logs a panic in it.
+pub fn catch_and_log<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch(work).inspect_err(|panic| log::error!("{panic}")).ok()
+}
+
 /// Calls `work`, which may fail; a panic in it becomes an error of the same type.
 pub fn catch_result<T, E: From<Panic>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     catch(work)?

@@ -91,9 +91,7 @@ fn start<J: Send + 'static>(shared: Arc<Shared<J>>) -> io::Result<(Queue<J>, Joi
     let (queue, jobs) = channel();
     let work = move || {
         for (job, requests) in jobs {
-            if let Err(error) = panic::catch(|| shared.work(job, requests)) {
-                log::error!("{error}");
-            }
+            shared.work(job, requests);
             shared.waiting.fetch_sub(1, Ordering::Release);
         }
     };
@@ -103,7 +101,7 @@ fn start<J: Send + 'static>(shared: Arc<Shared<J>>) -> io::Result<(Queue<J>, Joi
 impl<J> Shared<J> {
     fn work(&self, job: J, requests: usize) {
         let began = Instant::now();
-        (self.work)(job);
+        panic::catch_and_log(|| (self.work)(job));
         let ns = began.elapsed().as_nanos() as u64 / requests.max(1) as u64;
         self.request_ns.store(average(self.request_ns.load(Ordering::Relaxed), ns), Ordering::Relaxed);
     }

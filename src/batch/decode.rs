@@ -46,16 +46,6 @@ struct ExpectedInput {
     needs_elements: Option<String>,
 }
 
-/// What came of a request.
-pub enum Decoded {
-    /// A row; with a problem, if the request is wrong.
-    Row(Row),
-    /// A filler of the `direct` strategy: released and forgotten.
-    Null,
-    /// Not even its sequence can be told.
-    Unreadable(Request, RequestError),
-}
-
 impl Expected {
     /// What the requests of this model must carry, for an instance on that GPU.
     pub fn new(binding: &Arc<Binding>, state_api: Option<&StateApi>, gpu: Option<i32>) -> Self {
@@ -94,15 +84,16 @@ impl Expected {
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
-    /// it alone.
-    pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Decoded {
+    /// it alone. Returns its row, with a problem if it is wrong; `None` for a filler of the `direct` strategy, which is
+    /// released.
+    pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Row> {
         let Identity { id, start, end, outputs } = match Identity::of(&request) {
             Ok(identity) => identity,
-            Err(error) => return Decoded::Unreadable(request, error),
+            Err(error) => return Some(Row { problem: Some(Box::new(error)), ..Row::new(request) }),
         };
         if id.is_none() && outputs == 0 {
             request.release_unanswered();
-            return Decoded::Null;
+            return None;
         }
         let mut asked = None;
         let checked = panic::catch_result(|| {
@@ -112,7 +103,7 @@ impl Expected {
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
-        Decoded::Row(Row { state, key, end, asked, problem, ..Row::new(request) })
+        Some(Row { state, key, end, asked, problem, ..Row::new(request) })
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.

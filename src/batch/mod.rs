@@ -8,7 +8,6 @@
 pub mod control;
 pub mod decode;
 mod deliver;
-pub mod fault;
 pub mod gather;
 pub mod generated;
 pub mod grouping;
@@ -18,15 +17,31 @@ pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
-use sequences::Key;
+use sequences::{Good, Key};
 
-use self::isolation::Member;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, RowValues, Source};
 use crate::error::{InputError, RequestError};
 use crate::model::{Extras, Lease};
 use crate::store::{HasState, RowState};
 use crate::triton::{Answer, HeldInput, Request};
+
+/// Panics on request, for the tests of what a panic does to a server. Empty in a normal build.
+pub mod fault {
+    use crate::triton::Request;
+
+    /// Panics if one of the requests has the parameter `inject_panic` with the name of this stage.
+    #[cfg(feature = "fault-injection")]
+    pub fn point<'a>(stage: &str, requests: impl IntoIterator<Item = &'a Request>) {
+        if requests.into_iter().any(|request| request.parameter("inject_panic").as_deref() == Some(stage)) {
+            panic!("injected at {stage}");
+        }
+    }
+
+    /// Does nothing.
+    #[cfg(not(feature = "fault-injection"))]
+    pub fn point<'a>(_stage: &str, _requests: impl IntoIterator<Item = &'a Request>) {}
+}
 
 /// How an answer carries the id of its sequence: as a response parameter, and perhaps as output `sequence_id`.
 #[derive(Clone, Copy)]
@@ -80,10 +95,9 @@ impl Row {
         }
     }
 
-    /// Its sequence, as [`isolation`] sees it.
-    pub fn member(&self) -> Member {
-        let lease = self.state.lease.as_ref();
-        Member { slot: lease.map(Lease::slot), is_fresh: self.state.is_fresh(), ends: lease.is_some_and(Lease::ends) }
+    /// The good requests of its sequence, for [`isolation`].
+    pub fn good(&self) -> Option<Good> {
+        self.state.lease.as_ref().filter(|_| !self.state.is_fresh()).map(Lease::good)
     }
 
     /// Whether nothing of it has been changed or answered, so that it can run again.

@@ -69,7 +69,7 @@ pub enum LoadError {
     #[error(
         "no thread could be started to end idle sequences and late requests: {0}; raise the limit of threads or processes"
     )]
-    Reaper(std::io::Error),
+    Clock(std::io::Error),
     /// No thread to run batches.
     #[error("no thread could be started to run batches: {0}; raise the limit of threads or processes")]
     Worker(std::io::Error),
@@ -143,7 +143,7 @@ impl LoadError {
             | Self::RowsMix { .. }
             | Self::MissingRows { .. } => Code::InvalidArg,
             Self::Server(_) | Self::NoRequestParameters => Code::Unsupported,
-            Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
+            Self::Clock(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
             Self::Open(OpenError::Session(error))
             | Self::Conversion(ConversionError::Open(OpenError::Session(error))) => session_code(error),

@@ -5,12 +5,13 @@
 mod state_api;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_rows::Queue;
 use sequences::scheduler::Over;
-use sequences::{Admission, Finished, Refusal, SequenceId};
+use sequences::{Admission, Finished};
 
-use crate::batch::decode::{Decoded, Expected};
+use crate::batch::decode::Expected;
 use crate::batch::gather::gather;
 use crate::batch::generated::note_counts;
 use crate::batch::grouping::Grouping;
@@ -20,12 +21,11 @@ use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::{AdmissionError, LoadError, RequestError, RunError};
-use crate::memory::MemoryError;
+use crate::error::{LoadError, RequestError, RunError};
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
-use crate::panic::{self, Panic};
+use crate::panic;
 use crate::report::Report;
-use crate::responder::{self, Responder};
+use crate::responder;
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
@@ -45,7 +45,6 @@ pub struct Instance {
     store: StateStore,
     initial: Option<InitialStep>,
     report: Report,
-    responder: Responder<Vec<Answered>>,
     /// How long a run takes, as a moving average.
     run_ns: u64,
 }
@@ -54,7 +53,8 @@ impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
-        let site = model.site(instance_kind(triton, &model, number)?)?;
+        let gpu = if model.config.is_on_gpu() { triton.gpu()? } else { None };
+        let site = model.site(model.kind_of(gpu, number))?;
         let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
@@ -93,10 +93,6 @@ impl Instance {
             (Expected::new(&model.binding, model.state_api.as_ref(), gpu), Grouping::new(&model.binding));
         let isolation = Isolation::new(model.config.max_batch_size);
         let report = Report::new(&model.config);
-        // With `direct`, core may send a sequence's next request before the last one is released.
-        let overlaps = matches!(model.config.strategy, Strategy::Oldest);
-        let settles = sequences.clone();
-        let responder = Responder::new(move |answered| settles.settle(number, answered), overlaps);
         Ok(Self {
             triton,
             sequences,
@@ -110,39 +106,45 @@ impl Instance {
             store,
             initial,
             report,
-            responder,
             run_ns: 0,
             model,
         })
     }
 
-    /// Makes the answers of a payload and hands them to the responder, which sends them and releases the requests.
-    pub fn execute(&mut self, requests: Vec<Request>) {
+    /// Makes the answers of a payload. The caller settles, sends and releases them. If a panic drops requests, they are not
+    /// in the result: they have been answered and released.
+    pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
+        self.make_answers(requests.len(), |of, times, answered| {
+            let rows = of.decode(requests);
+            of.answer_rows(rows, times, answered);
+        })
+    }
+
+    /// Like [`Instance::execute`], for a batch of this backend's scheduler, whose rows have different lanes.
+    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
+        self.make_answers(rows.len(), |of, times, answered| of.answer_rows(rows, times, answered))
+    }
+
+    fn make_answers(
+        &mut self,
+        requests: usize,
+        make: impl FnOnce(&mut Self, Times, &mut Vec<Answered>),
+    ) -> Vec<Answered> {
         self.sequences.begin_payload(self.number);
-        let mut answered = Vec::with_capacity(requests.len());
-        // What a panic drops has been answered and released by that.
-        let done = panic::catch(|| self.answer(requests, &mut answered));
-        self.recover(done);
+        let mut answered = Vec::with_capacity(requests);
+        let times = Times::starting_at(monotonic_ns());
+        if panic::catch_and_log(|| make(self, times, &mut answered)).is_none()
+            && let Err(error) = panic::catch_result(|| self.finish_run())
+        {
+            log::error!("{error}");
+        }
         self.exit_if_device_is_lost();
-        let requests = answered.len();
-        self.responder.dispatch(answered, requests, || self.next_run_ns());
+        answered
     }
 
     /// About how long the next batch runs, or 0 if there is no other sequence that could be in it.
     pub fn next_run_ns(&self) -> u64 {
         if self.sequences.live() > 1 { self.run_ns } else { 0 }
-    }
-
-    /// Runs a batch of this backend's scheduler, whose rows have different lanes, and makes its answers. If a panic
-    /// drops rows, they are not in the result.
-    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
-        self.sequences.begin_payload(self.number);
-        let mut answered = Vec::with_capacity(rows.len());
-        let times = Times::starting_at(monotonic_ns());
-        let done = panic::catch(|| self.answer_rows(rows, times, &mut answered));
-        self.recover(done);
-        self.exit_if_device_is_lost();
-        answered
     }
 
     /// Ends the process after an error after which only a new one can use the GPU, if the configuration says so. The
@@ -154,21 +156,14 @@ impl Instance {
         }
     }
 
-    /// Brings the instance into order after a payload that may have panicked.
-    fn recover(&mut self, done: Result<(), Panic>) {
-        if let Err(error) = done {
-            log::error!("{error}");
-            if let Err(error) = panic::catch_result(|| self.finish_run()) {
-                log::error!("{error}");
-            }
-        }
+    /// Ends sequences that have no request.
+    pub fn end(&mut self, over: &[Over]) {
+        self.sequences.end_lanes(self.number, over, |slot| self.store.drop(slot));
     }
 
-    /// Ends sequences that have no request, and drops their states.
-    pub fn end(&mut self, over: &[Over]) {
-        for slot in self.sequences.end_lanes(self.number, over) {
-            self.store.drop(slot);
-        }
+    /// A turn that the clock gives: ends the sequences that are over. Returns when to come again.
+    pub fn tick(&mut self) -> Instant {
+        self.sequences.tick(self.number, |slot| self.store.drop(slot))
     }
 
     pub const fn number(&self) -> u32 {
@@ -179,15 +174,7 @@ impl Instance {
         &self.sequences
     }
 
-    /// Makes the answer of every request of a payload. They go to `answered`, except those that cannot be read, which are
-    /// answered at once.
-    fn answer(&mut self, requests: Vec<Request>, answered: &mut Vec<Answered>) {
-        let times = Times::starting_at(monotonic_ns());
-        let rows = self.decode(requests, times);
-        self.answer_rows(rows, times, answered);
-    }
-
-    /// Like [`Instance::answer`], for requests that have been decoded.
+    /// Makes the answer of every row. They go to `answered`.
     fn answer_rows(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) {
         let rows = self.admit(rows);
         fault::point("admit", rows.iter().map(|row| &row.request));
@@ -219,43 +206,30 @@ impl Instance {
     }
 
     /// Decode: requests become rows.
-    fn decode(&self, requests: Vec<Request>, times: Times) -> Vec<Row> {
-        let mut rows = Vec::with_capacity(requests.len());
-        for (lane, request) in (0..).zip(requests) {
-            let lane = (self.model.config.strategy == Strategy::Direct).then_some(lane);
-            match self.expected.decode(request, self.number, lane) {
-                Decoded::Row(row) => rows.push(row),
-                Decoded::Null => {}
-                Decoded::Unreadable(mut request, error) => {
-                    self.sequences.count_failed(error.reason());
-                    request.answer(Err(error.into()));
-                    self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
-                }
-            }
-        }
+    fn decode(&self, requests: Vec<Request>) -> Vec<Row> {
+        let lane = |lane: u32| (self.model.config.strategy == Strategy::Direct).then_some(lane);
+        let decode = |(at, request)| self.expected.decode(request, self.number, lane(at));
+        let mut rows: Vec<_> = (0..).zip(requests).filter_map(decode).collect();
         self.expected.fetch(rows.iter_mut());
         rows
     }
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&self, mut rows: Vec<Row>) -> Vec<Row> {
+    fn admit(&mut self, mut rows: Vec<Row>) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.sequences.admit(self.number, &admissions);
+        let leases = self.sequences.admit(self.number, &admissions, |slot| self.store.drop(slot));
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    row.problem = Some(Box::new(self.refusal(refusal, key.id.clone()).into()));
+                    let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
+                    row.problem = Some(Box::new(refusal.into()));
                 }
                 (Err(_), _) => {}
             }
         }
         rows
-    }
-
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> AdmissionError {
-        self.model.refusal(self.kind, refusal, id)
     }
 
     /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
@@ -339,12 +313,12 @@ impl Instance {
         if rows.len() <= most && self.grouping.is_any() && self.isolation.is_over() {
             return std::mem::take(rows);
         }
-        rows.sort_by_key(|row| self.isolation.standing(row.member()));
-        let standing = rows.first().map(|first| self.isolation.standing(first.member()));
+        rows.sort_by_key(|row| self.isolation.standing(row.good()));
+        let standing = rows.first().map(|first| self.isolation.standing(first.good()));
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
         let mut batch = self.grouping.batch(most);
         for row in std::mem::take(rows) {
-            let is_like_first = standing == Some(self.isolation.standing(row.member()));
+            let is_like_first = standing == Some(self.isolation.standing(row.good()));
             rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }
         batch.into_rows()
@@ -367,7 +341,7 @@ impl Instance {
         }
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => {
-                self.isolation.ran(batch.iter().map(Row::member));
+                self.isolation.ran(batch.iter().map(Row::good));
                 return true;
             }
             (Ok(()), Err(_)) => {
@@ -376,7 +350,7 @@ impl Instance {
             }
             (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
                 if let [row] = batch {
-                    self.isolation.failed(row.member());
+                    self.isolation.failed(Instant::now());
                     row.problem = Some(Box::new(error));
                     return false;
                 }
@@ -447,14 +421,14 @@ impl Instance {
                 Ok(response)
             });
             let success = response.is_ok();
-            let response = response.inspect_err(|error| self.sequences.count_failed(error.reason()));
+            let response = response.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
         }
         self.triton.report_batch(batch.len(), times);
         let nanoseconds = times.execute_end - times.execute_start;
-        self.sequences.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
+        self.sequences.metrics.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
         self.report.batch(batch, times);
     }
 
@@ -481,7 +455,7 @@ impl Instance {
         let of_start = self.model.binding.empty_starts().map(|states| error.with_empty_start(&states));
         let error = triton::Error::from(error);
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
-            self.sequences.count_failed(reason);
+            self.sequences.metrics.count_failed(reason);
             let error = of_start.as_ref().filter(|_| row.state.is_fresh()).unwrap_or(&error);
             row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
@@ -490,28 +464,15 @@ impl Instance {
 
     /// Answers a request that does not run.
     fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
-        let answer = answer.inspect_err(|error| self.sequences.count_failed(error.reason()));
+        let answer = answer.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
     }
 }
 
-/// Where an instance runs.
-fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, LoadError> {
-    if !model.config.is_on_gpu() {
-        return Ok(InstanceKind::Cpu);
-    }
-    Ok(match triton.gpu()? {
-        Some(gpu) => InstanceKind::Gpu(gpu),
-        None => model.kind_without_gpu(number),
-    })
-}
-
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Its thread may still finish a payload, and the table must know the instance then.
-        self.responder.finish();
         self.sequences.retire_instance(self.number);
     }
 }

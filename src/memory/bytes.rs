@@ -1,11 +1,20 @@
-//! Bytes in memory of the host or of a device.
+//! Bytes in memory of the host or of a device, and why there may be none.
 
 use std::sync::Arc;
 
 use gpu_rows::{Device, DeviceBuffer, Span};
-use rows::Buffer;
+use rows::{Buffer, NoMemory};
 
-use super::error::MemoryError;
+/// Why memory could not be allocated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The host has too little memory.
+    #[error(transparent)]
+    Host(#[from] NoMemory),
+    /// The device has too little memory, or it failed.
+    #[error(transparent)]
+    Device(#[from] gpu_rows::DeviceError),
+}
 
 /// Bytes to read.
 #[derive(Clone, Copy)]

@@ -8,11 +8,9 @@
 //! Not for: deciding which bytes are copied where.
 
 mod bytes;
-mod error;
 mod slab;
 mod varying;
 
-pub use bytes::{Bytes, BytesMut, TensorMemory};
-pub use error::MemoryError;
+pub use bytes::{Bytes, BytesMut, MemoryError, TensorMemory};
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use varying::{Budget, Charge, NoRoom, PAGES_FROM, Shared, Varying};

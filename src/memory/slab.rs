@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gpu_rows::{Device, DeviceBuffer, Span};
 use rows::{Buffer, NoMemory};
 
-use super::bytes::{Bytes, BytesMut};
-use super::error::MemoryError;
+use super::bytes::{Bytes, BytesMut, MemoryError};
 
 /// How large a slot is, and where its bytes are.
 #[derive(Clone)]

@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gpu_rows::{Device, DeviceBuffer, DeviceError};
 use rows::{Buffer, NoMemory};
 
-use super::bytes::{Bytes, BytesMut};
-use super::error::MemoryError;
+use super::bytes::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
 /// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.

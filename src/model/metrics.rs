@@ -1,5 +1,6 @@
 //! The metrics of a model's sequences in Triton's Prometheus endpoint.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -32,16 +33,22 @@ pub struct Snapshot {
     pub to_host_bytes: u64,
     /// Sequences that started, ended, expired or were rejected so far.
     pub counts: Counts,
-    /// Sequences that are parked.
-    pub parked: usize,
-    /// STARTs that wait for a place.
-    pub waiting: usize,
-    /// Requests that wait in the backend, these STARTs among them.
-    pub queued: usize,
+    pub queue: QueueNumbers,
     /// Whether a call to the device has failed, so that requests get errors.
     pub device_failed: bool,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
     pub failed: [u64; Reason::LABELS.len()],
+}
+
+/// Sequences and requests in the queues of the backend's scheduler.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueNumbers {
+    /// Sequences that are parked.
+    pub parked: usize,
+    /// STARTs that wait for a place.
+    pub waiting: usize,
+    /// Requests that wait, these STARTs among them.
+    pub requests: usize,
 }
 
 /// Reads the value of one metric from a snapshot.
@@ -49,15 +56,15 @@ type Reading = fn(&Snapshot) -> f64;
 
 const GAUGES: [(&str, &str, Reading); 11] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
-    ("stateful_parked_sequences", "Live sequences that are parked", |now| now.parked as f64),
-    ("stateful_waiting_starts", "START requests that wait for a place", |now| now.waiting as f64),
-    ("stateful_queued_requests", "Requests that wait in the backend", |now| now.queued as f64),
+    ("stateful_parked_sequences", "Live sequences that are parked", |now| now.queue.parked as f64),
+    ("stateful_waiting_starts", "START requests that wait for a place", |now| now.queue.waiting as f64),
+    ("stateful_queued_requests", "Requests that wait in the backend", |now| now.queue.requests as f64),
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
     ("stateful_slot_pool_bytes", "Bytes of the state slots that exist", |now| (now.slots * now.slot_bytes) as f64),
     ("stateful_parked_slot_bytes", "Bytes of the state slots of parked sequences", |now| {
-        (now.parked * now.slot_bytes) as f64
+        (now.queue.parked * now.slot_bytes) as f64
     }),
     ("stateful_growing_state_bytes", "Bytes of growing states, states of strings and held inputs", |now| {
         now.varying_bytes as f64
@@ -229,6 +236,12 @@ impl Metrics {
 pub struct SequenceMetrics {
     metrics: Option<Metrics>,
     shown: Mutex<Snapshot>,
+    /// Bytes of states that were copied so far.
+    pub(super) copied_bytes: AtomicU64,
+    /// Requests that failed so far, in the order of [`Reason::LABELS`].
+    pub(super) failed: [AtomicU64; Reason::LABELS.len()],
+    /// What the scheduler of the backend last said of its sequences.
+    pub(super) queue: Mutex<QueueNumbers>,
 }
 
 impl SequenceMetrics {
@@ -242,7 +255,8 @@ impl SequenceMetrics {
             let made = Metrics::new(families, &labels);
             made.inspect_err(|error| log::warn!("no sequence metrics for {model}: {error}")).ok()
         });
-        Self { metrics, shown: Mutex::default() }
+        let (copied_bytes, failed, queue) = Default::default();
+        Self { metrics, shown: Mutex::default(), copied_bytes, failed, queue }
     }
 
     /// Writes the snapshot that `read` returns, and the lives of the sequences that are over.
@@ -263,6 +277,24 @@ impl SequenceMetrics {
                 histograms.sequence_requests.observe(requests as f64);
             }
         }
+    }
+
+    /// Counts bytes of states that were copied.
+    pub fn count_copied(&self, bytes: usize) {
+        if bytes > 0 {
+            self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request that failed.
+    pub fn count_failed(&self, reason: Reason) {
+        self.failed[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes what is in the queues of the backend's scheduler. Returns whether it has changed, so that the metrics have to be
+    /// published.
+    pub fn note_queue(&self, now: QueueNumbers) -> bool {
+        std::mem::replace(&mut *self.queue.lock(), now) != now
     }
 
     /// Observes a run.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod initial;
+mod lease;
 mod live;
 mod metrics;
 mod prepared;
@@ -16,8 +17,9 @@ use std::thread;
 use std::time::Duration;
 
 pub use initial::{InitialStep, LoadedInitialModel};
-pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
-pub use metrics::Ran;
+pub use lease::{Answered, Lease, Settled, StateMemory};
+pub use live::{Extras, Grown, LiveSequences, VaryingSize};
+pub use metrics::{QueueNumbers, Ran};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use prepared::OnnxModel;
 pub use prepared::Prepared;
@@ -42,7 +44,7 @@ use site::Devices;
 /// Core's `max_sequence_idle_microseconds` where the configuration has none.
 const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A loaded model. Dropping it stops the threads that expire its sequences.
+/// A loaded model.
 pub struct Model {
     pub config: Config,
     /// What its inputs and outputs are for.
@@ -146,12 +148,13 @@ impl Model {
         site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
-    /// The kind of instance `number`, to which Triton gives no GPU: the host, or in turn the devices for such instances.
-    pub fn kind_without_gpu(&self, number: u32) -> InstanceKind {
-        if devices_for_cpu_instances() == 0 {
-            InstanceKind::Cpu
-        } else {
-            self.sites[number as usize % self.sites.len()].kind
+    /// Where instance `number` runs, to which Triton gives this GPU. Without one: on the host, or in turn on the devices for
+    /// such instances.
+    pub fn kind_of(&self, gpu: Option<i32>, number: u32) -> InstanceKind {
+        match gpu {
+            Some(gpu) => InstanceKind::Gpu(gpu),
+            None if !self.config.is_on_gpu() || devices_for_cpu_instances() == 0 => InstanceKind::Cpu,
+            None => self.sites[number as usize % self.sites.len()].kind,
         }
     }
 

@@ -1,10 +1,6 @@
 //! Where the instances of a model run, and the sequences there.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 use gpu_rows::{Device, DeviceError, QueueReport};
 use parking_lot::Mutex;
@@ -17,7 +13,6 @@ use crate::binding::Binding;
 use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::error::LoadError;
 use crate::memory::{Budget, SlotSpec};
-use crate::panic;
 use crate::session::Session;
 
 /// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
@@ -32,12 +27,10 @@ pub struct Site {
     pub queues: Arc<QueueReport>,
     /// Bytes of the GPU's memory that were in use before the model was loaded; taken by the first instance.
     used_before: Mutex<Option<usize>>,
-    /// For core's sequence batcher: this backend's scheduler ends its idle sequences itself.
-    _reaper: Option<Reaper>,
 }
 
 impl Site {
-    /// Makes the pool, and starts the thread that expires sequences, if core schedules them.
+    /// Makes the pool.
     pub fn new(
         config: &Config,
         binding: &Binding,
@@ -68,10 +61,8 @@ impl Site {
         let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
         let sequences = LiveSequences::new(policy, placement.slots, spec, budget, queues.clone(), metrics);
         let sequences = Arc::new(sequences.map_err(|source| LoadError::PoolAtLoad { slots, slot_bytes, source })?);
-        let is_own = matches!(config.strategy, Strategy::Own(_));
-        let reaper = (!is_own).then(|| Reaper::start(sequences.clone())).transpose().map_err(LoadError::Reaper)?;
         let (kind, placement, used_before) = (placement.kind, placement.clone(), Mutex::new(used_before));
-        Ok(Self { kind, placement, device, sequences, queues, used_before, _reaper: reaper })
+        Ok(Self { kind, placement, device, sequences, queues, used_before })
     }
 
     /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has
@@ -86,49 +77,6 @@ impl Site {
     /// Bytes of the GPU's memory that are in use; 0 on the host.
     pub fn used_bytes(&self) -> Result<usize, DeviceError> {
         self.device.as_ref().map_or(Ok(0), |device| device.used_bytes())
-    }
-}
-
-/// Pause after a panic, so that a panic that repeats does not fill the log.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
-
-/// The thread that drops idle sequences. The backend needs it, because core does not report that a client has gone away. It
-/// runs until this is dropped.
-struct Reaper {
-    sequences: Arc<LiveSequences>,
-    stopping: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Reaper {
-    /// Starts the thread. On an instance that gets no requests, only this thread drops idle sequences and releases held
-    /// requests.
-    fn start(sequences: Arc<LiveSequences>) -> io::Result<Self> {
-        let stopping = Arc::new(AtomicBool::new(false));
-        let (stop, live) = (stopping.clone(), sequences.clone());
-        let run = move || {
-            let is_stopping = || stop.load(Ordering::Acquire);
-            while !is_stopping() {
-                if let Err(error) = panic::catch(|| live.tick_and_wait(is_stopping)) {
-                    log::error!("the thread that drops idle sequences failed: {error}");
-                    std::thread::sleep(AFTER_PANIC);
-                }
-            }
-        };
-        let thread = Some(Builder::new().name("stateful-reaper".to_owned()).spawn(run)?);
-        Ok(Self { sequences, stopping, thread })
-    }
-}
-
-impl Drop for Reaper {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        self.sequences.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that drops idle sequences has panicked");
-        }
     }
 }
 

@@ -5,6 +5,12 @@
 //! after the other, so that the runs have rows of different age. The rows of a run have values of different size: small
 //! ones, zeros, large ones. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
 //!
+//! What the converter says of the graph (`RowsInGraph`) is asked as well. The runs find mixing for which it has no rule. The
+//! graph names the node, and covers models that can't run on random data. A node there refuses a batch only if it always
+//! combines rows, such as a softmax over the batch: many masks take a maximum over it. Rounding may change with the number of
+//! rows; a run of copies of the row tells it from mixing. A large model whose graph is a proof isn't run, because its load
+//! would take noticeably longer.
+//!
 //! Not for: rows whose growing states have different lengths in one run (`batch/padding_check.rs`).
 
 #![forbid(unsafe_code)]

@@ -17,7 +17,6 @@ mod open;
 mod output;
 mod places;
 mod providers;
-mod signature;
 mod step;
 mod value;
 

@@ -1,10 +1,11 @@
-//! The state of a row before its run: its sequence's, or an initial value.
+//! The values of states: of a row before its run, and of a sequence, away from where the store keeps it.
 
 use rows::strings::Strings;
 use rows::tensor::StorageType;
 
 use super::row_state::RowState;
 use crate::binding::{Binding, Initial, InitialContent, StatePlace};
+use crate::error::{RequestError, RunError, StateApiError};
 use crate::memory::Bytes;
 use crate::model::StateMemory;
 use crate::session::RowContent;
@@ -80,4 +81,36 @@ impl<'a> StateContent<'a> {
             Self::Stored(storage, bytes) => RowContent::Stored(storage, bytes),
         }
     }
+}
+
+/// Why a state cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It is not a state of this model.
+    #[error("{0}")]
+    Misfit(String),
+    /// There is no room for it.
+    #[error(transparent)]
+    Store(#[from] RunError),
+    /// A device has failed, and the state may be half-way: the sequence has to be ended.
+    #[error(transparent)]
+    Copy(RunError),
+}
+
+impl From<WriteError> for RequestError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Misfit(why) => StateApiError::Conflict(why).into(),
+            WriteError::Store(error) | WriteError::Copy(error) => error.into(),
+        }
+    }
+}
+
+/// What a sequence has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceState {
+    /// The value of each state, in the order of the binding.
+    pub states: Vec<Initial>,
+    /// The bytes of each context, in the order of [`crate::binding::Binding::contexts`].
+    pub contexts: Vec<Vec<u8>>,
 }

@@ -21,7 +21,6 @@ mod new_states;
 mod operations;
 mod output_rows;
 mod row_state;
-mod sequence_state;
 mod spots;
 mod varying;
 
@@ -37,11 +36,11 @@ use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use buffers::BatchBuffers;
+pub use content::{SequenceState, WriteError};
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use output_rows::OutputRows;
 pub use row_state::{Contexts, HasState, RowState};
-pub use sequence_state::{SequenceState, WriteError};
 use spots::{Spot, permute};
 use varying::VaryingStates;
 
@@ -143,7 +142,7 @@ impl StateStore {
 
     fn count_copied(&mut self, bytes: usize) {
         self.copied += bytes;
-        self.sequences.count_copied(bytes);
+        self.sequences.metrics.count_copied(bytes);
     }
 
     /// The run of a batch that has been loaded, over `rows` rows.

@@ -8,8 +8,7 @@ use rows::tensor::{DataType, Dims, StorageType, element_count};
 use sequences::pool::SlotId;
 
 use super::StateStore;
-use super::content::{StateContent, StateRow};
-use super::sequence_state::{SequenceState, WriteError};
+use super::content::{SequenceState, StateContent, StateRow, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RunError;
 use crate::memory::MemoryError;

@@ -62,7 +62,7 @@ impl World {
     fn admit(&self, id: usize, start: bool, end: bool) -> Lease {
         let key = Key { instance: 0, lane: None, id: SequenceId::Number(1 + id as u64) };
         self.sequences.begin_payload(0);
-        self.sequences.admit(0, &[Admission { key, start, end }]).remove(0).unwrap()
+        self.sequences.admit(0, &[Admission { key, start, end }], |_| {}).remove(0).unwrap()
     }
 
     /// Settles a request that has advanced its sequence.

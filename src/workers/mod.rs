@@ -1,4 +1,5 @@
-//! The path of a request that this backend schedules itself, from Execute to its release.
+//! The path of a request from Execute to its release; here, of one that this backend schedules itself. [`payloads`] is for
+//! what core schedules.
 //!
 //! Core calls Execute on one thread, one call at a time, in the order of its queue. Execute reads each request, puts it
 //! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
@@ -16,7 +17,8 @@
 
 #![forbid(unsafe_code)]
 
-mod alarm;
+mod clock;
+mod payloads;
 mod releases;
 
 use std::sync::Arc;
@@ -40,18 +42,17 @@ use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
-use alarm::Alarm;
+use clock::{Alarm, Clock};
+use payloads::Payloads;
 use releases::{LOOK_EVERY, Releases};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
-/// Pause of the thread that watches the clock after a panic, so that a panic that repeats does not fill the log.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A Triton instance, by who schedules the sequences of its model.
 pub enum Scheduled {
     /// Core's sequence batcher.
-    ByCore(Box<Instance>),
+    ByCore(Payloads),
     /// This backend.
     ByUs(Box<Workers>),
 }
@@ -60,14 +61,14 @@ impl Scheduled {
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         match model.config.strategy {
             Strategy::Own(own) => Workers::new(triton, &model, own).map(Box::new).map(Self::ByUs),
-            Strategy::Direct | Strategy::Oldest => Instance::new(triton, model).map(Box::new).map(Self::ByCore),
+            Strategy::Direct | Strategy::Oldest => Payloads::new(triton, model).map(Self::ByCore),
         }
     }
 
     /// Takes the requests of a payload. Each is answered and released, at once or later.
     pub fn execute(&mut self, requests: Vec<Request>) {
         match self {
-            Self::ByCore(instance) => instance.execute(requests),
+            Self::ByCore(payloads) => payloads.execute(requests),
             Self::ByUs(workers) => workers.execute(requests),
         }
     }
@@ -111,6 +112,7 @@ struct Queued {
 /// A Triton instance of a model that this backend schedules itself.
 pub struct Workers {
     shared: Arc<Shared>,
+    _clock: Clock,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
     expected: Expected,
@@ -128,7 +130,7 @@ struct Shared {
     wake: Vec<Condvar>,
     stop: AtomicBool,
     /// When the thread that watches the clock has something to do.
-    alarm: Alarm,
+    alarm: Arc<Alarm>,
     releases: Releases,
     most_rows: usize,
 }
@@ -154,12 +156,16 @@ impl Workers {
             scheduler,
             wake: (0..own.workers).map(|_| Condvar::new()).collect(),
             stop: AtomicBool::new(false),
-            alarm: Alarm::default(),
+            alarm: Arc::default(),
             releases: Releases::default(),
             most_rows: model.config.max_rows_per_run,
         });
+        shared.watch_clock_for(&shared.scheduler.lock(), Instant::now());
+        let watches = shared.clone();
+        let clock = Clock::start(&shared.alarm, move || watches.do_what_is_due())?;
         let mut workers = Self {
             shared,
+            _clock: clock,
             workers: Vec::new(),
             threads: Vec::new(),
             expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
@@ -176,10 +182,6 @@ impl Workers {
             workers.threads.push(started.map_err(LoadError::Worker)?);
             workers.workers.push(worker);
         }
-        let watches = workers.shared.clone();
-        watches.watch_clock_for(&watches.scheduler.lock(), Instant::now());
-        let started = thread::Builder::new().name("clock".to_owned()).spawn(move || watches.watch_clock());
-        workers.threads.push(started.map_err(LoadError::Reaper)?);
         Ok(workers)
     }
 
@@ -291,7 +293,6 @@ impl Drop for Workers {
         self.shared.stop.store(true, Ordering::Release);
         drop(self.shared.scheduler.lock());
         self.shared.wake.iter().for_each(|wake| _ = wake.notify_all());
-        self.shared.alarm.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 log::error!("a thread of a model that this backend schedules has panicked");
@@ -357,16 +358,6 @@ impl Shared {
         }
     }
 
-    /// Does what is due, until the instance is removed.
-    fn watch_clock(&self) {
-        while self.alarm.wait() {
-            if let Err(error) = panic::catch(|| self.do_what_is_due()) {
-                log::error!("the thread that watches the clock failed: {error}");
-                self.alarm.by(Instant::now() + AFTER_PANIC);
-            }
-        }
-    }
-
     /// Makes the scheduler's scan and releases the last request, if it is time, and shows how much waits.
     fn do_what_is_due(&self) {
         let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
@@ -378,7 +369,7 @@ impl Shared {
         scheduler.next_scan().into_iter().for_each(|scan| self.alarm.by(scan));
         drop(scheduler);
         self.wake(&mut wake);
-        if self.sequences.note_queue(QueueNumbers { parked, waiting, requests }) {
+        if self.sequences.metrics.note_queue(QueueNumbers { parked, waiting, requests }) {
             self.sequences.publish();
         }
         self.refuse_queued(refused);
@@ -390,62 +381,26 @@ impl Shared {
         self.refuse(refused.into_iter().map(unfit).collect());
     }
 
-    /// Does the next work of a worker, if there is any: ends sequences and runs a batch.
+    /// Does the next work of a worker, if there is any: ends sequences and runs a batch, settles its sequences, answers, and
+    /// releases.
     fn run_next(&self, worker: &Worker, instance: &mut Instance) {
-        let work = self.scheduler.lock().take(worker.number, self.most_rows);
-        let lanes: Vec<u32> = work.ready.iter().map(|ready| ready.lane).collect();
-        if let Err(error) = panic::catch(|| self.run(worker, instance, work, &lanes)) {
-            log::error!("{error}");
-            // Whatever became of the batch, its sequences are over, and nothing waits for them.
-            let over: Vec<_> = lanes.iter().map(|&lane| Over { lane, expired: false }).collect();
-            let ended = panic::catch(|| instance.end(&over));
-            let mut wake = Vec::new();
-            let now = Instant::now();
-            let mut scheduler = self.scheduler.lock();
-            let refused = scheduler.finish(lanes.into_iter().map(Finished::lost), now, &mut wake);
-            self.watch_clock_for(&scheduler, now);
-            drop(scheduler);
-            self.wake(&mut wake);
-            self.refuse_queued(refused);
-            ended.unwrap_or_else(|error| log::error!("{error}"));
-        }
-    }
-
-    /// Runs a batch of these lanes, settles its sequences, answers, and releases.
-    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Box<Queued>>, lanes: &[u32]) {
+        let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
+        let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
-            instance.end(&over);
+            panic::catch_and_log(|| instance.end(&over));
         }
-        if ready.is_empty() {
+        if lanes.is_empty() {
             return;
         }
-        let now = Instant::now();
-        let number = instance.number();
-        let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
-            let Queued { mut row, since, deadline } = *request;
-            match (begins, &mut row.asked) {
-                (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
-                (Begins::Resumed, _) => row.state.start = false,
-                _ => {}
-            }
-            instance.sequences().waited(now.saturating_duration_since(since));
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
-            }
-            row.key = Some(Key { instance: number, lane: Some(lane), id });
-            row
-        };
-        let answered = instance.execute_rows(ready.into_iter().map(row).collect());
-        let mut finished: Vec<_> = answered.iter().filter_map(|of| of.finished).collect();
-        let settled = instance.sequences().finish(answered);
+        let (mut finished, settled) = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
         if finished.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
             let is_dropped = |lane: &&u32| finished.iter().all(|of| of.lane != **lane);
             let dropped: Vec<_> = lanes.iter().filter(is_dropped).map(|&lane| Over { lane, expired: false }).collect();
-            instance.end(&dropped);
+            panic::catch_and_log(|| instance.end(&dropped));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
-        instance.sequences().finish_payload(number, Vec::new());
+        panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
@@ -469,4 +424,26 @@ impl Shared {
             self.alarm.by(Instant::now() + LOOK_EVERY);
         }
     }
+}
+
+/// Runs a batch. Returns what its requests have done to their sequences, and what is to be sent and released.
+fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> (Vec<Finished>, Settled) {
+    let (now, number) = (Instant::now(), instance.number());
+    let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
+        let Queued { mut row, since, deadline } = *request;
+        match (begins, &mut row.asked) {
+            (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
+            (Begins::Resumed, _) => row.state.start = false,
+            _ => {}
+        }
+        instance.sequences().metrics.waited(now.saturating_duration_since(since));
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
+        }
+        row.key = Some(Key { instance: number, lane: Some(lane), id });
+        row
+    };
+    let rows = ready.into_iter().map(row).collect();
+    let answered = instance.execute_rows(rows);
+    (answered.iter().filter_map(|of| of.finished).collect(), instance.sequences().finish(answered))
 }

@@ -68,7 +68,7 @@ fn each_function_of_triton_fails_in_turn_while_models_come_and_go() {
             ledger::set_faults(Faults::Nth { function, after });
             stayed += usize::from(come_and_go());
             let failed = ledger::set_faults(Faults::None);
-            let is_gone = || threads("stateful-reaper") <= stayed;
+            let is_gone = || threads("stateful-clock") <= stayed;
             assert!(becomes_true(is_gone), "a model stayed behind when {function} failed");
             if failed == 0 {
                 break;

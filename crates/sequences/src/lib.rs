@@ -41,6 +41,8 @@
 //!
 //! Rules:
 //! - The caller passes the time. Nothing here reads a clock.
+//! - Nothing here takes the state of a sequence that is over. Its slot stays in use until its instance has let go of the
+//!   state.
 //! - The cost of an operation does not grow with the number of live sequences or of ids with a held request, except when
 //!   an instance is removed.
 //!
@@ -56,4 +58,4 @@ mod watermark;
 pub use id::{Finished, Key, Outcome, SequenceId};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use table::model_tests;
-pub use table::{Admission, Admitted, Counts, Life, Policy, Refusal, Sequences, Shortage};
+pub use table::{Admission, Admitted, Counts, Good, Life, Policy, Refusal, Sequences, Shortage};

@@ -70,11 +70,6 @@ impl SlotId {
     pub const fn index(self) -> usize {
         self.index as usize
     }
-
-    /// The slab, and the position of the slot in it. Unlike the id, they stay the same when the slot is used again.
-    pub const fn slab_and_index(self) -> (u32, u32) {
-        (self.slab, self.index)
-    }
 }
 
 enum Slot<R> {

@@ -19,9 +19,9 @@
 //!   finished payloads are passed.
 //!
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
-//! core has not sent anything in this second either. So the clean-up thread divides a pause into [`LOOKS`] equal parts, and
+//! core has not sent anything in this second either. So the clock divides a pause into [`LOOKS`] equal parts, and
 //! looks at the instance after each. A stop of any length delays only one of these looks. Between the others, core's threads
-//! are assumed to run. Known limit: a host that runs the clean-up thread for a whole pause and core's threads not at all.
+//! are assumed to run. Known limit: a host that runs the clock for a whole pause and core's threads not at all.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -124,7 +124,7 @@ impl Watermark {
         self.begun
     }
 
-    /// A look of the clean-up thread. Passes all finished payloads if enough looks have found the instance idle.
+    /// A look of the clock. Passes all finished payloads if enough looks have found the instance idle.
     pub fn look(&mut self, now: Instant) {
         if self.begun != self.finished || now < self.last_look + self.quiet / LOOKS {
             return;

@@ -282,7 +282,7 @@ def test_slots_that_there_is_no_memory_for_are_missed_once_in_the_log_and_made_w
         talks = start_sequences(deployed.connect(), model, 3)
         for talk in talks:
             talk.step()
-        # Afterwards the slots are made as soon as the clean-up thread looks.
+        # Afterwards the slots are made as soon as the clock looks.
         deployed.settles("stateful_slots_allocated", model, 4)
 
     def warnings() -> list[str]:

@@ -74,7 +74,7 @@ impl<R> Scheduler<R> {
 
     /// Ends a sequence as soon as its queued requests have run.
     fn replace(&mut self, lane: u32) {
-        if self.has_phase(lane, Phase::Idle) { self.drop_idle(lane, false) } else { self.close(lane) }
+        if self.is_idle(lane) { self.drop_idle(lane, false) } else { self.close(lane) }
     }
 
     /// How many requests of a sequence wait.
@@ -112,7 +112,12 @@ impl<R> Scheduler<R> {
                 (true, true) if on_duplicate_start == OnDuplicateStart::Reject => {
                     return Err((row, Refused::Exists { id: known, idle }));
                 }
-                (true, true) if by_request(&known).is_none() && self.is_idle(&known) => replaced += 1,
+                (true, true)
+                    if by_request(&known).is_none()
+                        && self.by_id.get(&known).is_some_and(|&lane| self.is_idle(lane)) =>
+                {
+                    replaced += 1;
+                }
                 _ => {}
             }
             starts += usize::from(*start);
@@ -129,12 +134,6 @@ impl<R> Scheduler<R> {
             changed.push(Changed { id: known, lives: !end, queued: queued + 1 });
         }
         Ok(())
-    }
-
-    /// Whether a live sequence has no request.
-    fn is_idle(&self, id: &SequenceId) -> bool {
-        let sequence = self.by_id.get(id).and_then(|lane| self.sequences.get(lane));
-        sequence.is_some_and(|sequence| sequence.phase == Phase::Idle)
     }
 
     /// Why a START is refused when every place is taken and no further START may wait.
@@ -176,7 +175,7 @@ impl<R> Scheduler<R> {
             }
             Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
         };
-        let replaces_idle = known.is_some_and(|lane| self.has_phase(lane, Phase::Idle));
+        let replaces_idle = known.is_some_and(|lane| self.is_idle(lane));
         let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
         // A place that has become free is for one that waits.
         let has_place = replaces_idle || self.waiting.is_empty() && self.placed < max_sequences;
@@ -212,7 +211,6 @@ impl<R> Scheduler<R> {
                 requests,
                 queued,
                 closed: false,
-                marked: false,
                 overdue: false,
                 failed: false,
                 has_state: false,
@@ -258,7 +256,7 @@ impl<R> Scheduler<R> {
         }
         let Some((lane, _)) = self.parked.remove(&id) else { return Err(Refused::NotParked(id)) };
         if let Some(sequence) = self.sequences.get_mut(&lane) {
-            (sequence.closed, sequence.marked, sequence.overdue) = (false, false, false);
+            (sequence.closed, sequence.overdue) = (false, false);
             self.workers[sequence.worker].sequences += 1;
         }
         self.placed += 1;
@@ -267,8 +265,9 @@ impl<R> Scheduler<R> {
         Ok(lane)
     }
 
-    fn has_phase(&self, lane: u32, phase: Phase) -> bool {
-        self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == phase)
+    /// Whether a sequence has no request.
+    fn is_idle(&self, lane: u32) -> bool {
+        self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == Phase::Idle)
     }
 
     /// Gives a sequence a place, with the worker that has the fewest sequences. Returns that worker if the sequence has

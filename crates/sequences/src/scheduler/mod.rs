@@ -14,9 +14,8 @@
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
 //! - The caller passes the time. Nothing here reads a clock.
-//! - No operation but [`Scheduler::scan`] takes longer with more sequences that have a place. Two take longer with more
-//!   sequences of a kind: [`Scheduler::take`] with those whose last run failed, and removing a sequence that waits for a
-//!   place with those that wait.
+//! - No operation takes longer with more sequences that have a place, but for those of a kind: [`Scheduler::take`] with
+//!   those whose last run failed, and removing a sequence that waits for a place with those that wait.
 //!
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 
@@ -25,7 +24,7 @@ mod request;
 mod rules;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
@@ -65,8 +64,6 @@ struct Sequence<R> {
     queued: usize,
     /// It takes no further request.
     closed: bool,
-    /// The last scan found it idle.
-    marked: bool,
     /// No request has succeeded for the time of the idle rule. It is over unless one that is queued or running
     /// succeeds.
     overdue: bool,
@@ -130,17 +127,13 @@ pub struct Scheduler<R> {
     /// The sequences that are parked, by id, each with its lane and until when; the first to end is first. A parked
     /// sequence has no place. Its worker still has its state.
     parked: LinkedHashMap<SequenceId, (u32, Instant)>,
-    next_scan: Option<Instant>,
+    last_scan: Instant,
 }
 
 impl<R> Scheduler<R> {
     /// A scheduler without sequences.
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
         let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
-        let next_scan = match rules.idle {
-            IdleRule::TwoScans(period) => Some(now + period),
-            IdleRule::Never | IdleRule::After(_) => None,
-        };
         Self {
             rules,
             ids: Ids::new(rules.id_reuse),
@@ -154,7 +147,7 @@ impl<R> Scheduler<R> {
             placed: 0,
             last_success: LinkedHashMap::new(),
             parked: LinkedHashMap::new(),
-            next_scan,
+            last_scan: now,
         }
     }
 
@@ -326,7 +319,7 @@ impl<R> Scheduler<R> {
             }
             sequence.failed = outcome == Outcome::RunFailed || (sequence.failed && outcome == Outcome::Failed);
             if outcome == Outcome::Advanced {
-                (sequence.marked, sequence.overdue) = (false, false);
+                sequence.overdue = false;
                 self.last_success.insert(lane, now);
             }
             self.begin_clones(lane);
@@ -374,12 +367,11 @@ impl<R> Scheduler<R> {
     pub fn scan(&mut self, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
         match self.rules.idle {
             IdleRule::Never => {}
-            IdleRule::After(limit) => self.expire(now, limit),
-            IdleRule::TwoScans(period) => {
-                if self.next_scan.is_some_and(|next| next <= now) {
-                    self.next_scan = Some(now + period);
-                    self.mark(now);
-                }
+            IdleRule::After(limit) => self.expire(now, |last| last + limit <= now),
+            IdleRule::TwoScans(period) if now < self.last_scan + period => {}
+            IdleRule::TwoScans(_) => {
+                let before = std::mem::replace(&mut self.last_scan, now);
+                self.expire(now, |last| last < before);
             }
         }
         let mut refused = Vec::new();
@@ -407,7 +399,8 @@ impl<R> Scheduler<R> {
     pub fn next_scan(&self) -> Option<Instant> {
         let idle = match self.rules.idle {
             IdleRule::After(limit) => self.last_success.front().map(|(_, &last)| last + limit),
-            IdleRule::Never | IdleRule::TwoScans(_) => self.next_scan,
+            IdleRule::TwoScans(period) => Some(self.last_scan + period),
+            IdleRule::Never => None,
         };
         let parked = self.parked.front().map(|(_, (_, until))| *until);
         let waiting = self.waiting_until.first().map(|(until, _)| *until);
@@ -435,10 +428,10 @@ impl<R> Scheduler<R> {
         self.queued
     }
 
-    /// Ends the sequences that had no successful request for `limit`. Those that have a request become overdue instead.
-    fn expire(&mut self, now: Instant, limit: Duration) {
+    /// Ends the sequences whose last successful request is too long ago. Those that have a request become overdue instead.
+    fn expire(&mut self, now: Instant, is_over: impl Fn(Instant) -> bool) {
         while let Some((&lane, &last)) = self.last_success.front()
-            && last + limit <= now
+            && is_over(last)
         {
             self.last_success.pop_front();
             match self.sequences.get_mut(&lane) {
@@ -446,18 +439,6 @@ impl<R> Scheduler<R> {
                 _ => self.expire_idle(lane, now),
             }
         }
-    }
-
-    /// A scan of [`IdleRule::TwoScans`]: ends the idle sequences that the last one marked, and marks the others.
-    fn mark(&mut self, now: Instant) {
-        let mut over = Vec::new();
-        let is_idle = |(_, sequence): &(&u32, &mut Sequence<R>)| sequence.phase == Phase::Idle && !sequence.closed;
-        for (&lane, sequence) in self.sequences.iter_mut().filter(is_idle) {
-            if std::mem::replace(&mut sequence.marked, true) {
-                over.push(lane);
-            }
-        }
-        over.into_iter().for_each(|lane| self.expire_idle(lane, now));
     }
 }
 

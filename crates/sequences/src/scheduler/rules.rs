@@ -52,8 +52,7 @@ pub enum IdleRule {
     Never,
     /// When no request has succeeded for this long.
     After(Duration),
-    /// A scan takes place once in this time. A sequence is over when it is idle in two scans and no request of it has
-    /// succeeded between them.
+    /// A scan takes place once in this time. A sequence is over when no request of it has succeeded since the scan before.
     TwoScans(Duration),
 }
 

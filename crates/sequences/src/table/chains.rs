@@ -21,8 +21,6 @@ pub(super) struct Chains {
     with_slots: usize,
     /// For each instance, the chains to look at when the watermark passes a payload.
     looks: HashMap<u32, BinaryHeap<Look>>,
-    /// The incarnations whose held requests are being released.
-    releasing: Vec<(Key, SlotId)>,
 }
 
 /// The incarnations of one id. A chain is removed when none of them has a slot and core has no request of them.
@@ -105,7 +103,7 @@ impl Chains {
         let Some(record) = records.pool.record(front) else { return };
         let is_over = match record.phase {
             Phase::Held(_) if record.failed => true,
-            Phase::Held(_) => return self.release(records, key, front),
+            Phase::Held(_) => return Self::release(records, key, front),
             // The client has started over, or core has dropped the sequence.
             Phase::Waiting => chain.incarnations.len() > 1 && records.has_nothing_queued(front),
             Phase::InFlight { .. } | Phase::Releasing => false,
@@ -122,19 +120,17 @@ impl Chains {
         if next.and_then(|&next| records.pool.record(next)).is_some_and(|next| !next.is_newer) {
             self.end_all(records, key);
         } else {
-            records.counts.ended += 1;
-            self.remove(records, front, key);
+            self.end(records, front, false);
         }
     }
 
     /// Releases the held request of the incarnation at the front.
-    fn release<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
+    fn release<S, C, H>(records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
         if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
             record.released_after = releasing;
-            records.released.push(held);
-            self.releasing.push((key.clone(), front));
+            records.released.push((held, (key.clone(), front)));
         }
     }
 
@@ -151,8 +147,7 @@ impl Chains {
             match records.pool.record_mut(slot) {
                 Some(record) if matches!(record.phase, Phase::InFlight { .. }) => record.failed = true,
                 _ => {
-                    records.counts.ended += 1;
-                    self.remove(records, slot, key);
+                    self.end(records, slot, false);
                 }
             }
         }
@@ -177,12 +172,10 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         }
     }
 
-    fn start(
-        &mut self,
-        records: &mut Records<S, C, H>,
-        admission: &Admission,
-        now: Instant,
-    ) -> Result<SlotId, Refusal> {
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let key = &admission.key;
         if self.refusal(key) == Refusal::Ambiguous {
             self.refuse_until(key, records.payload(key.instance));
@@ -198,8 +191,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let is_only_one = !self.chains.contains_key(key);
         if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
             // The client has started over, or core has dropped the sequence.
-            records.counts.ended += 1;
-            self.remove(records, front, key);
+            self.end(records, front, false);
         }
         let starts_over = self.last(key).is_some();
         let has_room = if starts_over { Ok(()) } else { records.check_room(self.with_slots) };
@@ -234,8 +226,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
                 chain.ended_in = payload;
             }
             self.look_later(key, payload);
-            records.counts.ended += 1;
-            self.remove(records, slot, key);
+            self.end(records, slot, false);
             return false;
         }
         if failed && !is_behind {
@@ -259,29 +250,22 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
     }
 
     /// If the incarnation was at the front, the next one receives requests from now on.
-    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
-        let is_releasing =
-            records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Held(_) | Phase::Releasing));
-        if records.free(slot) {
-            self.releasing.push((key.clone(), slot));
-        }
-        if let Some(chain) = self.chains.get_mut(key) {
+    fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool) {
+        let Some(record) = records.pool.record(slot) else { return };
+        let (key, is_releasing) = (record.key.clone(), matches!(record.phase, Phase::Held(_) | Phase::Releasing));
+        records.end(slot, expired);
+        if let Some(chain) = self.chains.get_mut(&key) {
             if is_releasing {
                 chain.stateless.get_or_insert_default().releasing.push(slot);
             }
             chain.incarnations.retain(|other| other != &slot);
             self.with_slots -= usize::from(chain.incarnations.is_empty());
         }
-        self.look(records, key);
+        self.look(records, &key);
     }
 
     fn used_capacity(&self) -> usize {
         self.with_slots
-    }
-
-    fn replaces(&self, _: &Records<S, C, H>, _: &Key) -> bool {
-        // The old incarnation keeps its slot until it is certain that core has no request of it.
-        false
     }
 
     fn starts_over(&self, key: &Key) -> bool {
@@ -293,7 +277,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let with_slots = self.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
         assert_eq!(self.with_slots, with_slots);
         let looks: usize = self.looks.values().map(BinaryHeap::len).sum();
-        (self.chains.len(), looks + self.releasing.len())
+        (self.chains.len(), looks)
     }
 
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId> {
@@ -315,16 +299,12 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         self.end_all(records, key);
     }
 
-    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        std::mem::take(&mut self.releasing)
-    }
-
     fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, now: Instant) {
         // The chains of an instance are removed with it.
         let Some(of) = records.instances.get_mut(&key.instance) else { return };
         let payload = of.watermark.release(now);
         let Some(chain) = self.chains.get_mut(key) else { return };
-        if let Some(record) = records.pool.record_mut(slot) {
+        if let Some(record) = records.pool.record_mut(slot).filter(|_| chain.incarnations.contains(&slot)) {
             // If it is not being released any more, it has received its next request.
             if matches!(record.phase, Phase::Releasing) {
                 record.released_by = payload;

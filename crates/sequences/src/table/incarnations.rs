@@ -16,8 +16,9 @@ pub(super) trait Incarnations<S, C, H>: Send {
     fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
 
     /// Occupies a slot for the incarnation that a START begins.
-    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
-    -> Result<SlotId, Refusal>;
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default;
 
     /// See [`super::Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
@@ -30,8 +31,8 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// The slot of the incarnation with this id that began last on an instance.
     fn with_id(&self, records: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId>;
 
-    /// Removes an incarnation that is over, and frees its slot.
-    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
+    /// Ends an incarnation ([`Records::end`]). `expired`: it has been idle for too long.
+    fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool);
 
     /// How much of the capacity is used.
     fn used_capacity(&self) -> usize;
@@ -39,8 +40,8 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// Removes the incarnations of an instance, and returns their slots.
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId>;
 
-    /// Whether a START ends the incarnation that it meets, and takes its slot.
-    fn replaces(&self, records: &Records<S, C, H>, key: &Key) -> bool;
+    /// Ends the incarnation that a START certainly replaces.
+    fn replace(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
     /// Whether a START needs a slot although its sequence uses no more of the capacity.
     fn starts_over(&self, _key: &Key) -> bool {
@@ -53,25 +54,12 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// See [`super::Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
-    /// See [`super::Sequences::take_releasing`].
-    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        Vec::new()
-    }
-
     /// See [`super::Sequences::have_been_released`].
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
 
-    /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
+    /// Number of lanes or chains, and number of keys that are queued to be looked at.
     #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize);
-
-    /// Ends an incarnation that has been idle for too long.
-    fn expire(&mut self, records: &mut Records<S, C, H>, slot: SlotId) {
-        records.counts.expired += 1;
-        if let Some(key) = records.pool.record(slot).map(|record| record.key.clone()) {
-            self.remove(records, slot, &key);
-        }
-    }
 }
 
 /// The slot of the sequence in each lane. The key is the instance and the lane.
@@ -91,28 +79,20 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         records.receive(slot.ok_or(Refusal::Unknown)?)
     }
 
-    /// A START in a lane proves that the sequence before it is over: core has sent its END or has dropped it.
-    fn start(
-        &mut self,
-        records: &mut Records<S, C, H>,
-        admission: &Admission,
-        now: Instant,
-    ) -> Result<SlotId, Refusal> {
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let key = &admission.key;
-        if let Some(slot) = self.at(key).filter(|_| self.replaces(records, key)) {
-            records.counts.ended += 1;
-            self.remove(records, slot, key);
-        }
         records.check_room(self.0.len())?;
         let slot = records.acquire(key, true, true, now)?;
         self.0.extend(key.lane.map(|lane| ((key.instance, lane), slot)));
         Ok(slot)
     }
 
-    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, _: &Key, end: bool, now: Instant) -> bool {
         if end || records.pool.record(slot).is_some_and(|record| record.failed) {
-            records.counts.ended += 1;
-            self.remove(records, slot, key);
+            self.end(records, slot, false);
         } else {
             records.wait(slot, now);
         }
@@ -130,22 +110,26 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         of.max_by_key(|slot| records.pool.record(*slot).map(|record| record.life.since))
     }
 
-    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
-        if let Some(lane) = key.lane
+    fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool) {
+        if let Some(key) = records.pool.record(slot).map(|record| &record.key)
+            && let Some(lane) = key.lane
             && self.at(key) == Some(slot)
         {
             self.0.remove(&(key.instance, lane));
         }
-        records.free(slot);
+        records.end(slot, expired);
     }
 
     fn used_capacity(&self) -> usize {
         self.0.len()
     }
 
-    fn replaces(&self, records: &Records<S, C, H>, key: &Key) -> bool {
-        let record = self.at(key).and_then(|slot| records.pool.record(slot));
-        record.is_some_and(|record| matches!(record.phase, Phase::Waiting))
+    /// A START in a lane proves that the sequence before it is over: core has sent its END or has dropped it.
+    fn replace(&mut self, records: &mut Records<S, C, H>, key: &Key) {
+        let waits = |slot: &SlotId| records.pool.record(*slot).is_some_and(|of| matches!(of.phase, Phase::Waiting));
+        if let Some(slot) = self.at(key).filter(waits) {
+            self.end(records, slot, false);
+        }
     }
 
     #[cfg(any(test, feature = "fuzzing"))]

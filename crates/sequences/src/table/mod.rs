@@ -46,17 +46,6 @@ pub struct Admission {
     pub end: bool,
 }
 
-/// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
-#[derive(Debug)]
-pub struct Admitted<S, C> {
-    /// The slot that holds the sequence's state.
-    pub slot: SlotId,
-    /// Memory of the slab that the slot is in.
-    pub memory: S,
-    /// The contents of the sequence that are not in its slot; see [`Sequences::keep`].
-    pub contents: C,
-}
-
 /// The STARTs of a payload need more slots than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
@@ -97,8 +86,24 @@ pub struct Counts {
     pub rejected: u64,
 }
 
-/// The sequence of a request, or why it has none.
-pub type Found<S, C> = Result<Admitted<S, C>, Refusal>;
+/// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
+#[derive(Debug)]
+pub struct Admitted<S> {
+    /// The slot that holds the sequence's state.
+    pub slot: SlotId,
+    /// Memory of the slab that the slot is in.
+    pub memory: S,
+    /// Its good requests before this one.
+    pub good: Good,
+}
+
+/// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "said above")]
+pub struct Good {
+    pub requests: u32,
+    pub since: Instant,
+}
 
 /// All live sequences of a site (the host, or a GPU), with their slots.
 ///
@@ -106,8 +111,6 @@ pub type Found<S, C> = Result<Admitted<S, C>, Refusal>;
 pub struct Sequences<S, C, H> {
     records: Records<S, C, H>,
     incarnations: Box<dyn Incarnations<S, C, H>>,
-    /// The last [`Sequences::next_tick`] was far away, and no payload has finished since then.
-    rests: bool,
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
@@ -115,7 +118,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
-        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations, rests: false }
+        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
     /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
@@ -144,35 +147,28 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.instance(instance, now).watermark.begin();
     }
 
-    /// Makes room for the STARTs among these requests: drops sequences that core has dropped, if the capacity is used up.
+    /// Makes room for the STARTs among these requests: ends those that they replace, and sequences that core has dropped, if
+    /// the capacity is used up. The caller lets go of them ([`Sequences::take_over`]) and calls again.
     /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
     /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
     /// it, STARTs that find no slot are refused.
-    pub fn prepare(
-        &mut self,
-        instance: u32,
-        admissions: &[Admission],
-        now: Instant,
-        released: &mut Vec<H>,
-    ) -> Option<Shortage> {
+    pub fn prepare(&mut self, instance: u32, admissions: &[Admission], now: Instant) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
+        starts().for_each(|key| incarnations.replace(records, key));
         let capacity = records.pool.capacity();
         if records.policy.has_place_for_all {
-            let new = starts().filter(|key| !incarnations.starts_over(key) && !incarnations.replaces(records, key));
+            let new = starts().filter(|key| !incarnations.starts_over(key));
             let most_used = capacity.saturating_sub(new.count());
             records.note_dropped(instance, now);
             while incarnations.used_capacity() > most_used
                 && let Some(slot) = records.longest_dropped(instance, Duration::ZERO, now)
             {
-                incarnations.expire(records, slot);
+                incarnations.end(records, slot, true);
             }
-            released.append(&mut records.released);
         }
         let has_room = records.check_room(incarnations.used_capacity()).is_ok();
-        let needs_slot =
-            |key: &&Key| (has_room || incarnations.starts_over(key)) && !incarnations.replaces(records, key);
-        let wanted = starts().filter(needs_slot).count();
+        let wanted = starts().filter(|key| has_room || incarnations.starts_over(key)).count();
         let slab_slots = records.pool.next_slab_slots();
         (wanted > records.pool.free() && slab_slots > 0).then_some(Shortage { slab_slots, wanted })
     }
@@ -180,15 +176,13 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Admits the requests of a payload: finds the sequence of each, or begins it for a START, and lends its slot to
     /// the caller.
     ///
-    /// Appends to `released` the held requests that must be released now. Drop them without holding any lock, then call
-    /// [`Sequences::have_been_released`] with what [`Sequences::take_releasing`] returns.
+    /// This and every other call may leave something for [`Sequences::take_released`] and [`Sequences::take_leavings`].
     pub fn admit(
         &mut self,
         instance: u32,
         admissions: &[Admission],
         now: Instant,
-        released: &mut Vec<H>,
-    ) -> Vec<Found<S, C>> {
+    ) -> Vec<Result<Admitted<S>, Refusal>> {
         let Self { records, incarnations, .. } = self;
         let of = records.instance(instance, now);
         of.watermark.arrive(admissions.len());
@@ -210,8 +204,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             found.into_iter().zip(admissions).map(|(found, admission)| found.unwrap_or_else(|| start(admission)));
         let slots: Vec<_> = slots.collect();
         incarnations.conclude(records, instance);
-        released.append(&mut records.released);
-        slots.into_iter().map(|slot| slot.and_then(|slot| self.check_out(slot))).collect()
+        let pool = &self.records.pool;
+        let admitted = |slot| {
+            let (memory, record) = pool.memory(slot).zip(pool.record(slot)).ok_or(Refusal::Unknown)?;
+            Ok(Admitted { slot, memory, good: record.good })
+        };
+        slots.into_iter().map(|slot| slot.and_then(admitted)).collect()
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -219,18 +217,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.memory(slot)
     }
 
-    /// Keeps the contents of a sequence that are not in its slot until its next request is admitted. To be called
-    /// before [`Sequences::settle`].
-    pub fn keep(&mut self, slot: SlotId, contents: C) {
-        match self.records.pool.record_mut(slot) {
-            Some(record) => record.contents = Some(contents),
-            None => self.records.leavings.push(contents),
-        }
-    }
-
-    /// The contents that [`Sequences::keep`] has kept. `None` if the sequence is over.
+    /// The contents of a sequence that are not in its slot. `None` if it is over.
     pub fn contents_mut(&mut self, slot: SlotId) -> Option<&mut C> {
-        self.records.pool.record_mut(slot)?.contents.as_mut()
+        Some(&mut self.records.pool.record_mut(slot)?.contents)
     }
 
     /// Leaves contents of a sequence that is over, until [`Sequences::take_leavings`].
@@ -256,47 +245,48 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.leavings)
     }
 
-    /// Takes back the slot of an admitted request. Returns whether the request must be held ([`Sequences::hold`]).
+    /// Takes back the slot of an admitted request, whose instance has let go of the state if the request has END. Returns whether the request must be held ([`Sequences::hold`]).
     /// Otherwise the caller must release it next, and core can then send the sequence's next request.
     ///
     /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
-    pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
+    pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
-        record.failed |= outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
+        match outcome {
+            Outcome::Advanced => record.good.requests += u32::from(!started),
+            Outcome::RunFailed => record.good = Good { requests: 0, since: now },
+            Outcome::Failed | Outcome::Lost => {}
+        }
+        record.failed |= end || outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();
         if let Some(record) = records.pool.record_mut(slot) {
             record.released_after = releasing;
         }
-        let must_be_held = incarnations.settle(records, slot, &key, end, now);
-        released.append(&mut records.released);
-        must_be_held
+        incarnations.settle(records, slot, &key, end, now)
     }
 
-    /// Holds a request until its incarnation is at the front of its chain.
-    pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
-        match self.records.pool.record_mut(slot) {
-            Some(record) => record.phase = Phase::Held(request),
-            None => released.push(request),
-        }
+    /// Holds a request until its incarnation is at the front of its chain. Returns it if its sequence is over.
+    pub fn hold(&mut self, slot: SlotId, request: H) -> Option<H> {
+        let Some(record) = self.records.pool.record_mut(slot) else { return Some(request) };
+        record.phase = Phase::Held(request);
+        None
     }
 
     /// Tells the table that a request that should have been held has been released. From now on, requests of the id may
     /// belong to any of its incarnations, so all of these end.
-    pub fn release_unheld(&mut self, slot: SlotId, released: &mut Vec<H>) {
+    pub fn release_unheld(&mut self, slot: SlotId) {
         if let Some(key) = self.records.pool.record(slot).map(|record| record.key.clone()) {
             self.incarnations.release_unheld(&mut self.records, &key);
-            released.append(&mut self.records.released);
         }
     }
 
-    /// Takes the sequences whose held requests are being released, each with its slot. Pass them to
-    /// [`Sequences::have_been_released`] when the requests have been released.
-    pub fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        self.incarnations.take_releasing()
+    /// Takes the held requests that must be released now, each with its sequence. Drop them without holding any lock, then
+    /// call [`Sequences::have_been_released`] with the sequences.
+    pub fn take_released(&mut self) -> Vec<(H, (Key, SlotId))> {
+        std::mem::take(&mut self.records.released)
     }
 
     /// Tells the table that the held requests of these sequences have been released. From now on, core can have the
@@ -308,60 +298,53 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Finishes the instance's oldest payload that has not finished: all its requests have been released.
-    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
+    pub fn finish_payload(&mut self, instance: u32, now: Instant) {
         self.records.instance(instance, now).watermark.finish(now);
         self.incarnations.conclude(&mut self.records, instance);
-        released.append(&mut self.records.released);
     }
 
-    /// A look of the clean-up thread, the only one that may find that an instance is idle. Drops sequences that have been
-    /// idle for too long, and ends incarnations that idle instances prove to be over.
-    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
+    /// A look of an instance's clock, the only one that may find that the instance is idle. Ends sequences that have been
+    /// idle for too long, and incarnations that an idle instance proves to be over.
+    pub fn tick(&mut self, instance: u32, now: Instant) {
         let Self { records, incarnations, .. } = self;
-        let instances: Vec<u32> = records.instances.keys().copied().collect();
-        let idle_limit = records.policy.idle_limit;
-        for instance in instances {
-            records.instance(instance, now).watermark.look(now);
-            incarnations.conclude(records, instance);
-            records.note_dropped(instance, now);
-            while let Some(slot) = records.longest_dropped(instance, idle_limit, now) {
-                incarnations.expire(records, slot);
-            }
+        records.instance(instance, now).watermark.look(now);
+        incarnations.conclude(records, instance);
+        records.note_dropped(instance, now);
+        while let Some(slot) = records.longest_dropped(instance, records.policy.idle_limit, now) {
+            incarnations.end(records, slot, true);
         }
-        released.append(&mut records.released);
     }
 
-    /// When [`Sequences::tick`] may have something to do again, or earlier if [`Sequences::wants_tick`] says so.
-    pub fn next_tick(&mut self, now: Instant) -> Instant {
-        let needs_proof = !self.records.policy.by_lane;
-        let next = self.records.next_tick(now, needs_proof);
-        self.rests = next > now + self.records.policy.quiet;
-        next
+    /// When [`Sequences::tick`] or [`Sequences::take_over`] may have something to do for an instance.
+    pub fn next_tick(&self, instance: u32, now: Instant) -> Instant {
+        self.records.next_tick(instance, now, !self.records.policy.by_lane)
     }
 
-    /// Whether [`Sequences::next_tick`] would be much earlier now than it said last. Says so once.
-    pub const fn wants_tick(&mut self) -> bool {
-        std::mem::replace(&mut self.rests, false)
+    /// Ends the sequence in a lane. No request of it may be in flight.
+    pub fn end_lane(&mut self, instance: u32, lane: u32, expired: bool) {
+        if let Some(slot) = self.incarnations.in_lane(instance, lane) {
+            self.incarnations.end(&mut self.records, slot, expired);
+        }
     }
 
-    /// Ends the sequence in a lane. No request of it may be in flight. Returns the slot that it had.
-    pub fn end_lane(&mut self, instance: u32, lane: u32, expired: bool) -> Option<SlotId> {
-        let slot = self.incarnations.in_lane(instance, lane)?;
-        let key = self.records.pool.record(slot)?.key.clone();
-        let counts = &mut self.records.counts;
-        *(if expired { &mut counts.expired } else { &mut counts.ended }) += 1;
-        self.incarnations.remove(&mut self.records, slot, &key);
-        Some(slot)
+    /// Takes the slots of the sequences of an instance that are over, for the instance to let go of their states. Nothing
+    /// else finds these sequences any more. Their slots are in use until [`Sequences::free`].
+    pub fn take_over(&mut self, instance: u32) -> Vec<SlotId> {
+        self.records.instances.get_mut(&instance).map(|of| std::mem::take(&mut of.over)).unwrap_or_default()
+    }
+
+    /// Frees the slot of a sequence that is over, whose instance has let go of its state.
+    pub fn free(&mut self, slot: SlotId) {
+        self.records.free(slot);
     }
 
     /// Ends all sequences of an instance that is being removed.
-    pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
+    pub fn retire_instance(&mut self, instance: u32) {
         for slot in self.incarnations.retire_instance(instance) {
-            self.records.counts.ended += 1;
-            self.records.free(slot);
+            self.records.end(slot, false);
         }
+        self.take_over(instance).into_iter().for_each(|slot| self.records.free(slot));
         self.records.instances.remove(&instance);
-        released.append(&mut self.records.released);
     }
 
     /// Counts STARTs that were refused before they came here.
@@ -380,8 +363,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Live sequences.
-    pub const fn live(&self) -> usize {
-        self.records.pool.live()
+    pub fn live(&self) -> usize {
+        self.records.pool.live() - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
     }
 
     /// Slots that exist.
@@ -397,12 +380,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Most sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.records.pool.capacity()
-    }
-
-    fn check_out(&mut self, slot: SlotId) -> Found<S, C> {
-        let memory = self.records.pool.memory(slot).ok_or(Refusal::Unknown)?;
-        let record = self.records.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })
     }
 }
 

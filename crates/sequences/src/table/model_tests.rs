@@ -168,9 +168,9 @@ pub enum Op {
     Execute,
     /// The instance settles the oldest payload that has been executed.
     Settle,
-    /// The clean-up thread looks at the table after a part of the quiet time, whatever core has in its queue.
+    /// The clock looks at the table after a part of the quiet time, whatever core has in its queue.
     Look,
-    /// The whole process is stopped for a long time. Then the clean-up thread looks at the table first.
+    /// The whole process is stopped for a long time. Then the clock looks at the table first.
     Stop,
     /// Core's queue becomes empty, and the instance is idle for a part of the quiet time.
     Pause,
@@ -270,13 +270,14 @@ impl World {
         let key = |id| Key { instance: 0, lane: None, id: SequenceId::Number(id) };
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
-        let mut released = Vec::new();
         self.looks = 0;
         self.table.begin_payload(0, self.now);
-        while let Some(shortage) = self.table.prepare(0, &admissions, self.now, &mut released) {
+        self.table.prepare(0, &admissions, self.now);
+        self.let_go();
+        while let Some(shortage) = self.table.prepare(0, &admissions, self.now) {
             assert_eq!(self.table.add_slab((), shortage.slab_slots, shortage.wanted), None);
         }
-        let admitted = self.table.admit(0, &admissions, self.now, &mut released);
+        let admitted = self.table.admit(0, &admissions, self.now);
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
             let slot = admitted.map(|admitted| admitted.slot);
@@ -297,17 +298,24 @@ impl World {
             rows.push((sent, slot.ok()));
         }
         self.unsettled.push_back(rows);
-        self.release(released);
+        self.release();
+    }
+
+    /// The instance lets go of the sequences that are over, as it does in each turn.
+    fn let_go(&mut self) {
+        self.table.take_over(0).into_iter().for_each(|slot| self.table.free(slot));
     }
 
     fn may_be_refused(&self, id: u64, incarnation: u64) -> bool {
         self.rule_broken.contains(&id) || self.started_over_soon.contains(&incarnation)
     }
 
-    fn release(&mut self, released: Vec<Sent>) {
-        released.into_iter().for_each(|sent| self.core.release(sent));
-        let releasing = self.table.take_releasing();
+    /// Releases the held requests that must be released. Returns whether there were any.
+    fn release(&mut self) -> bool {
+        let (released, releasing): (Vec<_>, Vec<_>) = self.table.take_released().into_iter().unzip();
+        released.iter().for_each(|&sent| self.core.release(sent));
         self.table.have_been_released(releasing, self.now);
+        !released.is_empty()
     }
 
     fn settle(&mut self) {
@@ -326,16 +334,17 @@ impl World {
                 }
             }
             let outcome = if fails { Outcome::Failed } else { Outcome::Advanced };
-            let hold = slot.filter(|slot| self.table.settle(*slot, outcome, sent.end, self.now, &mut released));
-            match hold {
-                Some(slot) => self.table.hold(slot, sent, &mut released),
-                None => released.push(sent),
-            }
+            let hold = slot.filter(|slot| self.table.settle(*slot, outcome, sent.end, self.now));
+            released.extend(match hold {
+                Some(slot) => self.table.hold(slot, sent),
+                None => Some(sent),
+            });
         }
-        self.release(std::mem::take(&mut released));
-        self.table.finish_payload(0, self.now, &mut released);
+        released.into_iter().for_each(|sent| self.core.release(sent));
+        self.release();
+        self.table.finish_payload(0, self.now);
         self.looks = 0;
-        self.release(released);
+        self.release();
     }
 
     /// Executes and settles until core has no request in its queue.
@@ -355,7 +364,7 @@ impl World {
         self.drain();
     }
 
-    /// Lets time pass, and then the clean-up thread looks at the table. Core hands over its requests before an idle
+    /// Lets time pass, and then the clock looks at the table. Core hands over its requests before an idle
     /// instance has been looked at for the quiet time.
     fn look(&mut self, time: Duration) {
         self.core.arrive();
@@ -366,12 +375,11 @@ impl World {
             }
         }
         self.now += time;
-        let mut released = Vec::new();
-        self.table.tick(self.now, &mut released);
-        if !released.is_empty() {
+        self.table.tick(0, self.now);
+        self.let_go();
+        if self.release() {
             self.looks = 0;
         }
-        self.release(released);
     }
 
     fn quiet(&mut self) {
@@ -477,7 +485,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
     }
     let table = &mut world.table;
     let (chains, used_capacity) = (table.incarnations.known().0, table.incarnations.used_capacity());
-    assert_eq!(table.take_releasing().len(), 0);
+    assert_eq!(table.take_released().len(), 0);
     assert_eq!(table.live(), used_capacity, "an incarnation that is over has a slot");
     assert_eq!(chains, used_capacity, "a chain without incarnations was not removed");
     world.now += DROPPED * 2000;
@@ -485,7 +493,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
         world.look(QUIET / LOOKS);
     }
     let table = &mut world.table;
-    assert_eq!((table.live(), table.incarnations.known(), table.take_releasing().len()), (0, (0, 0), 0));
+    assert_eq!((table.live(), table.incarnations.known(), table.take_released().len()), (0, (0, 0), 0));
 }
 
 #[cfg(test)]

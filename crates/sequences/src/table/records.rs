@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
-use super::{Counts, Policy, Refusal};
+use super::{Counts, Good, Policy, Refusal};
 use crate::id::Key;
 use crate::pool::{AcquireError, SlotId, SlotPool};
 use crate::watermark::Watermark;
@@ -24,9 +24,9 @@ pub(super) enum Phase<H> {
 /// What the table knows of one incarnation.
 pub(super) struct Record<C, H> {
     pub key: Key,
-    /// `None` while a request has them.
-    pub contents: Option<C>,
+    pub contents: C,
     pub life: Life,
+    pub good: Good,
     pub phase: Phase<H>,
     /// The last request of the incarnation is released with this payload at the latest.
     pub released_by: u64,
@@ -59,6 +59,8 @@ pub(super) struct Instance {
     /// The latest payload with an END. Core may give the slot of an END that is in flight to another sequence, and then
     /// keeps the START of that one behind it.
     pub last_end: u64,
+    /// Sequences that are over, and whose states the instance has not let go of yet.
+    pub over: Vec<SlotId>,
     /// Sequences that wait for a request, and since when. The one that has waited the longest is first.
     idle: LinkedHashMap<SlotId, Instant>,
     /// Sequences that core has dropped, unless it has a request of them in its queue. The longest idle one is first.
@@ -83,8 +85,8 @@ pub(super) struct Records<S, C, H> {
     pub leavings: Vec<C>,
     /// The lives of sequences that are over, until the caller takes them.
     pub lives: Vec<Life>,
-    /// Held requests that must be released now, until the caller takes them.
-    pub released: Vec<H>,
+    /// Held requests that must be released now, each with its sequence, until the caller takes them.
+    pub released: Vec<(H, (Key, SlotId))>,
 }
 
 impl<S, C, H> Records<S, C, H> {
@@ -99,6 +101,7 @@ impl<S, C, H> Records<S, C, H> {
         self.instances.entry(instance).or_insert_with(|| Instance {
             watermark: Watermark::new(queue_requests, quiet, now),
             last_end: 0,
+            over: Vec::new(),
             idle: LinkedHashMap::new(),
             dropped: LinkedHashMap::new(),
         })
@@ -131,13 +134,17 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal>
+    where
+        C: Default,
+    {
         let instance = self.instance(key.instance, now);
         let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
             key: key.clone(),
-            contents: None,
+            contents: C::default(),
             life: Life { since: now, requests: 1 },
+            good: Good { requests: 1, since: now },
             phase: Phase::InFlight { start: true },
             released_by: payload,
             released_after: 0,
@@ -186,18 +193,31 @@ impl<S, C, H> Records<S, C, H> {
         matches!(record.phase, Phase::Waiting) && record.released_by.max(watermark.lost()) <= watermark.passed()
     }
 
-    /// Frees a slot. Releases the held request of its incarnation, and returns whether there was one.
-    pub fn free(&mut self, slot: SlotId) -> bool {
-        let Some(record) = self.pool.release(slot) else { return false };
+    /// Ends the sequence in this slot. Without a state, the slot is free now; otherwise its instance lets go of the state
+    /// first ([`super::Sequences::take_over`]). Releases a held request.
+    pub fn end(&mut self, slot: SlotId, expired: bool) {
+        let Some(record) = self.pool.record_mut(slot) else { return };
+        *(if expired { &mut self.counts.expired } else { &mut self.counts.ended }) += 1;
+        let (has_state, phase) = (!record.failed, std::mem::replace(&mut record.phase, Phase::Waiting));
+        if let Phase::Held(held) = phase {
+            self.released.push((held, (record.key.clone(), slot)));
+        }
         if let Some(instance) = self.instances.get_mut(&record.key.instance) {
             instance.idle.remove(&slot);
             instance.dropped.remove(&slot);
+            instance.over.extend(has_state.then_some(slot));
         }
-        self.leavings.extend(record.contents);
-        self.lives.push(record.life);
-        let Phase::Held(held) = record.phase else { return false };
-        self.released.push(held);
-        true
+        if !has_state {
+            self.free(slot);
+        }
+    }
+
+    /// Frees the slot of a sequence that is over.
+    pub fn free(&mut self, slot: SlotId) {
+        if let Some(record) = self.pool.release(slot) {
+            self.leavings.push(record.contents);
+            self.lives.push(record.life);
+        }
     }
 
     /// Notes which sequences of an instance core has dropped by now. Under load, a request may wait in core for longer than
@@ -220,19 +240,19 @@ impl<S, C, H> Records<S, C, H> {
         (dropped.noted_in <= of.watermark.passed() && now >= dropped.idle_since + limit).then_some(slot)
     }
 
-    /// When a sequence may expire, or when a look at an idle instance may prove that core has sent everything.
-    /// `needs_proof`: whether anything but a dropped sequence needs this proof.
-    pub fn next_tick(&self, now: Instant, needs_proof: bool) -> Instant {
+    /// When an instance may have a sequence that expires or that it has to let go of, or when a look at it may prove that
+    /// core has sent everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
+    pub fn next_tick(&self, instance: u32, now: Instant, needs_proof: bool) -> Instant {
         let Policy { idle_limit, dropped_after, .. } = self.policy;
-        let mut next = now + idle_limit;
-        for Instance { watermark, idle, dropped, .. } in self.instances.values() {
-            let longest = dropped.front().map(|(_, longest)| *longest);
-            let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed());
-            let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + idle_limit);
-            let looks_dropped = idle.front().map(|(_, &since)| since + dropped_after);
-            let look = watermark.next_look().filter(|_| needs_proof || is_unproven);
-            next = [expires, looks_dropped, look].into_iter().flatten().fold(next, Instant::min);
-        }
-        next
+        let Some(Instance { watermark, over, idle, dropped, .. }) = self.instances.get(&instance) else {
+            return now + idle_limit;
+        };
+        let longest = dropped.front().map(|(_, longest)| *longest);
+        let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed());
+        let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + idle_limit);
+        let looks_dropped = idle.front().map(|(_, &since)| since + dropped_after);
+        let look = watermark.next_look().filter(|_| needs_proof || is_unproven);
+        let lets_go = (!over.is_empty()).then_some(now);
+        [expires, looks_dropped, look, lets_go].into_iter().flatten().fold(now + idle_limit, Instant::min)
     }
 }

@@ -34,19 +34,21 @@ fn add_slabs(table: &mut Table) {
     }
 }
 
+/// Lets go of the sequences of an instance that are over, as it does in each turn.
+fn let_go(table: &mut Table, instance: u32) {
+    table.take_over(instance).into_iter().for_each(|slot| table.free(slot));
+}
+
 /// Admits a payload; another slab can be made at any time.
-fn admit_all(
-    table: &mut Table,
-    admissions: &[Admission],
-    now: Instant,
-    released: &mut Vec<u32>,
-) -> Vec<Result<SlotId, Refusal>> {
+fn admit_all(table: &mut Table, admissions: &[Admission], now: Instant) -> Vec<Result<SlotId, Refusal>> {
     let instance = admissions[0].key.instance;
     table.begin_payload(instance, now);
-    while let Some(Shortage { slab_slots, wanted }) = table.prepare(instance, admissions, now, released) {
+    table.prepare(instance, admissions, now);
+    let_go(table, instance);
+    while let Some(Shortage { slab_slots, wanted }) = table.prepare(instance, admissions, now) {
         assert_eq!(table.add_slab((), slab_slots, wanted), None);
     }
-    let admitted = table.admit(instance, admissions, now, released);
+    let admitted = table.admit(instance, admissions, now);
     admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect()
 }
 
@@ -61,20 +63,18 @@ fn key(id: u64) -> Key {
 /// Admits a payload of one request.
 fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
     let admission = Admission { key: key.clone(), start, end };
-    let admitted = admit_all(table, &[admission], now, &mut Vec::new()).pop().unwrap();
+    let admitted = admit_all(table, &[admission], now).pop().unwrap();
     confirm(table, now);
     admitted
 }
 
 /// Settles a request and finishes its payload. Returns the number of held requests that this releases.
 fn settle(table: &mut Table, instance: u32, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> usize {
-    let mut released = Vec::new();
-    if table.settle(slot, outcome, end, now, &mut released) {
-        table.hold(slot, 0, &mut released);
+    if table.settle(slot, outcome, end, now) {
+        table.hold(slot, 0);
     }
-    table.finish_payload(instance, now, &mut released);
-    confirm(table, now);
-    released.len()
+    table.finish_payload(instance, now);
+    confirm(table, now)
 }
 
 /// Admits and settles one request as a payload of its own.
@@ -85,24 +85,24 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
             Ok(slot)
         }
         Err(refusal) => {
-            table.finish_payload(0, now, &mut Vec::new());
+            table.finish_payload(0, now);
             Err(refusal)
         }
     }
 }
 
-/// Tells the table that the requests that it has released are released.
-fn confirm(table: &mut Table, now: Instant) {
-    let releasing = table.take_releasing();
+/// Releases the requests that the table lets go. Returns how many.
+fn confirm(table: &mut Table, now: Instant) -> usize {
+    let (released, releasing): (Vec<_>, Vec<_>) = table.take_released().into_iter().unzip();
     table.have_been_released(releasing, now);
+    released.len()
 }
 
 /// Returns the number of held requests that the tick releases.
 fn tick(table: &mut Table, now: Instant) -> usize {
-    let mut released = Vec::new();
-    table.tick(now, &mut released);
-    confirm(table, now);
-    released.len()
+    table.tick(0, now);
+    let_go(table, 0);
+    confirm(table, now)
 }
 
 /// Lets the instance be idle until [`QUIET`] after `now`. Returns the number of held requests that this releases.
@@ -125,6 +125,16 @@ fn a_sequence_keeps_its_slot_until_its_end() {
     assert_eq!(step(&mut table, 7, false, true, now), Ok(slot));
     assert_eq!(step(&mut table, 7, false, false, now), Err(Refusal::Unknown));
     assert_eq!(table.live(), 0);
+}
+
+#[test]
+fn the_slot_of_a_sequence_that_is_over_is_in_use_until_its_instance_has_let_go_of_the_state() {
+    let (mut table, now) = (table(1), Instant::now());
+    let slot = step(&mut table, 7, true, false, now).unwrap();
+    (1..=LOOKS).for_each(|look| table.tick(0, now + IDLE + QUIET / LOOKS * look));
+    assert_eq!((table.live(), table.counts().expired, table.memory(slot)), (0, 1, Some(())));
+    assert_eq!(step(&mut table, 7, false, false, now + IDLE), Err(Refusal::Unknown), "a turn of the instance");
+    assert_eq!(table.memory(slot), None);
 }
 
 #[test]
@@ -231,7 +241,7 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     let busy = Key { instance: 1, ..key(1) };
     admit(&mut table, &busy, true, false, now).unwrap();
     pause(&mut table, now + Duration::from_secs(12) - QUIET);
-    assert_eq!(table.next_tick(now + Duration::from_secs(12)), now + Duration::from_secs(13));
+    assert_eq!(table.next_tick(0, now + Duration::from_secs(12)), now + Duration::from_secs(13));
     assert_eq!((table.live(), table.counts().expired), (2, 2));
     tick(&mut table, now + Duration::from_secs(100));
     assert_eq!(table.live(), 1, "the sequence with a request in flight stays");
@@ -293,9 +303,8 @@ fn removing_an_instance_ends_each_of_its_sequences_once() {
     let other = Key { instance: 1, ..key(1) };
     let slot = admit(&mut table, &other, true, false, now).unwrap();
     settle(&mut table, 1, slot, Outcome::Advanced, false, now);
-    let mut released = Vec::new();
-    table.retire_instance(0, &mut released);
-    assert_eq!((table.live(), table.counts().started, table.counts().ended, released.len()), (1, 4, 3, 1));
+    table.retire_instance(0);
+    assert_eq!((table.live(), table.counts().started, table.counts().ended, confirm(&mut table, now)), (1, 4, 3, 1));
     assert!(admit(&mut table, &other, false, false, now).is_ok());
     assert_eq!(table.incarnations.used_capacity(), 1);
 }
@@ -321,13 +330,12 @@ fn an_end_and_the_next_start_in_one_payload_come_in_either_order() {
         if !end_first {
             both.reverse();
         }
-        let slots = admit_all(&mut table, &both, now, &mut Vec::new());
+        let slots = admit_all(&mut table, &both, now);
         let slots: Vec<_> = slots.into_iter().map(Result::unwrap).collect();
         let (end, start) = if end_first { (slots[0], slots[1]) } else { (slots[1], slots[0]) };
         assert_eq!(end, first);
-        let mut released = Vec::new();
-        assert!(!table.settle(end, Outcome::Advanced, true, now, &mut released));
-        assert!(!table.settle(start, Outcome::Advanced, false, now, &mut released), "the first incarnation has ended");
+        assert!(!table.settle(end, Outcome::Advanced, true, now));
+        assert!(!table.settle(start, Outcome::Advanced, false, now), "the first incarnation has ended");
     }
 }
 
@@ -338,8 +346,7 @@ fn a_sequence_that_is_started_over_ends_at_once_if_core_has_no_request_of_it() {
     step_another(&mut table, now);
     let second = admit(&mut table, &key(1), true, false, now).unwrap();
     assert_eq!(table.live(), 1);
-    let mut released = Vec::new();
-    assert!(!table.settle(second, Outcome::Advanced, false, now, &mut released), "its START is not held");
+    assert!(!table.settle(second, Outcome::Advanced, false, now), "its START is not held");
 }
 
 #[test]
@@ -351,7 +358,7 @@ fn a_sequence_that_is_started_over_on_an_idle_instance_ends_at_once() {
     step(&mut table, 1, true, false, now).unwrap();
     assert_eq!((pause(&mut table, now), table.live()), (1, 1));
     let third = admit(&mut table, &key(1), true, false, now + QUIET).unwrap();
-    assert!(table.settle(third, Outcome::Advanced, false, now + QUIET, &mut Vec::new()), "the second one was released");
+    assert!(table.settle(third, Outcome::Advanced, false, now + QUIET), "the second one was released");
 }
 
 #[test]
@@ -383,7 +390,7 @@ fn a_start_is_held_until_its_instance_has_been_idle_for_one_uninterrupted_pause(
     let second = step(&mut table, 1, true, false, now).unwrap();
     let mut now = now;
     for id in 100..200 {
-        assert_eq!(table.next_tick(now), now + QUIET / LOOKS);
+        assert_eq!(table.next_tick(0, now), now + QUIET / LOOKS);
         assert_eq!(tick(&mut table, now + QUIET * 50), 0, "a stop of the whole process is no pause");
         now += QUIET * 50;
         step(&mut table, id, true, true, now).unwrap();
@@ -442,7 +449,7 @@ fn what_a_lost_payload_had_may_follow_any_sequence() {
     step_another(&mut table, now);
     // A panic takes a request of the first sequence before the table hears of it, and core sends its END.
     table.begin_payload(0, now);
-    table.finish_payload(0, now, &mut Vec::new());
+    table.finish_payload(0, now);
     let second = step(&mut table, 1, true, false, now).unwrap();
     assert_eq!(step(&mut table, 1, false, true, now), Ok(first));
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
@@ -454,17 +461,16 @@ fn the_late_confirmation_of_a_release_is_not_taken_for_that_of_another_one() {
     let first = step(&mut table, 1, true, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
     let third = step(&mut table, 1, true, false, now).unwrap();
-    let mut released = Vec::new();
-    let end = |table: &mut Table, slot, released: &mut Vec<u32>| {
+    let end = |table: &mut Table, slot| {
         let admission = Admission { key: key(1), start: false, end: true };
-        assert_eq!(admit_all(table, &[admission], now, released), [Ok(slot)]);
-        assert!(!table.settle(slot, Outcome::Advanced, true, now, released));
-        table.finish_payload(0, now, released);
-        table.take_releasing()
+        assert_eq!(admit_all(table, &[admission], now), [Ok(slot)]);
+        assert!(!table.settle(slot, Outcome::Advanced, true, now));
+        table.finish_payload(0, now);
+        table.take_released().into_iter().map(|(_, sequence)| sequence).collect::<Vec<_>>()
     };
-    let of_second = end(&mut table, first, &mut released);
-    let of_third = end(&mut table, second, &mut released);
-    assert_eq!((of_second[0].1, of_third[0].1, released.len()), (second, third, 2));
+    let of_second = end(&mut table, first);
+    let of_third = end(&mut table, second);
+    assert_eq!((of_second[0].1, of_third[0].1, of_second.len() + of_third.len()), (second, third, 2));
     table.have_been_released(of_second, now);
     assert!(!table.records.has_nothing_queued(third), "its START is still being released");
     table.have_been_released(of_third, now);
@@ -608,12 +614,11 @@ fn a_start_that_comes_beside_a_request_of_the_front_incarnation_may_end_both() {
     step(&mut table, 1, true, true, now).unwrap();
     let first = step(&mut table, 1, true, false, now).unwrap();
     let admission = |start| Admission { key: key(1), start, end: false };
-    let mut released = Vec::new();
-    let admitted = admit_all(&mut table, &[admission(true), admission(false)], now, &mut released);
+    let admitted = admit_all(&mut table, &[admission(true), admission(false)], now);
     let [Ok(second), Ok(of_first)] = admitted[..] else { panic!("{admitted:?}") };
     assert_eq!(of_first, first);
-    assert!(table.settle(second, Outcome::Advanced, false, now, &mut released));
-    table.hold(second, 0, &mut released);
+    assert!(table.settle(second, Outcome::Advanced, false, now));
+    table.hold(second, 0);
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
     assert_eq!(pause(&mut table, now), 1);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
@@ -625,7 +630,7 @@ fn starts_that_need_more_slots_than_there_are_get_a_slab_of_the_reserve() {
     let (mut table, now) = (table_of(policy(), limits), Instant::now());
     // Both are of one id: the second follows the first, which is not there yet when the payload arrives.
     let start = Admission { key: key(1), start: true, end: false };
-    let slots = admit_all(&mut table, &[start.clone(), start], now, &mut Vec::new());
+    let slots = admit_all(&mut table, &[start.clone(), start], now);
     assert!(slots.iter().all(Result::is_ok), "{slots:?}");
 
     let policy = Policy { has_place_for_all: true, ..policy() };
@@ -634,7 +639,7 @@ fn starts_that_need_more_slots_than_there_are_get_a_slab_of_the_reserve() {
     // The sequence could be dropped to make room, but its next request is in the same payload.
     let later = now + policy.dropped_after;
     let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
-    let slots = admit_all(&mut table, &both, later, &mut Vec::new());
+    let slots = admit_all(&mut table, &both, later);
     assert!(slots.iter().all(Result::is_ok), "{slots:?}");
 }
 
@@ -644,11 +649,10 @@ fn without_memory_for_a_slab_a_start_is_refused_and_the_others_of_its_payload_go
     let (mut table, now) = (table_of(Policy { has_place_for_all: true, ..policy() }, limits), Instant::now());
     let first = step(&mut table, 1, true, false, now).unwrap();
     let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
-    let mut released = Vec::new();
     table.begin_payload(0, now);
-    let shortage = table.prepare(0, &both, now, &mut released);
+    let shortage = table.prepare(0, &both, now);
     assert_eq!(shortage, Some(Shortage { slab_slots: 1, wanted: 1 }));
-    let admitted = table.admit(0, &both, now, &mut released);
+    let admitted = table.admit(0, &both, now);
     let slots: Vec<_> = admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect();
     assert_eq!(slots, [Ok(first), Err(Refusal::Memory(()))]);
 }
@@ -661,7 +665,7 @@ fn two_incarnations_that_have_requests_at_once_both_end() {
     assert_eq!(admit(&mut table, &key(1), false, false, now), Ok(first));
     assert_eq!(admit(&mut table, &key(1), false, false, now), Err(Refusal::Ambiguous));
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
-    table.finish_payload(0, now, &mut Vec::new());
+    table.finish_payload(0, now);
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Ambiguous));
     pause(&mut table, now);
     pause(&mut table, now + QUIET);
@@ -675,11 +679,10 @@ fn after_the_release_of_a_start_that_should_have_been_held_no_request_gets_a_sta
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let second = admit(&mut table, &key(1), true, false, now).unwrap();
-    let mut released = Vec::new();
-    assert!(table.settle(second, Outcome::Failed, false, now, &mut released));
-    table.release_unheld(second, &mut released);
+    assert!(table.settle(second, Outcome::Failed, false, now));
+    table.release_unheld(second);
     confirm(&mut table, now);
-    table.finish_payload(0, now, &mut released);
+    table.finish_payload(0, now);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Ambiguous));
     assert_eq!(table.live(), 0, "both incarnations are over");
@@ -697,7 +700,7 @@ fn incarnations_in_different_lanes_are_separate_and_a_start_replaces_the_one_in_
         let slot = admit(&mut table, key, start, end, now);
         match slot {
             Ok(slot) => assert_eq!(settle(&mut table, 0, slot, Outcome::Advanced, end, now), 0),
-            Err(_) => table.finish_payload(0, now, &mut Vec::new()),
+            Err(_) => table.finish_payload(0, now),
         }
         (slot, table.live())
     };

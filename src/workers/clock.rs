@@ -1,8 +1,52 @@
-//! When a thread has to look at the clock again. Others ask for a time, and the thread waits for the earliest.
+//! The thread of an instance that does what is due at a time, whether core calls Execute or not.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::error::LoadError;
+use crate::panic;
+
+/// Pause after a panic, so that a panic that repeats does not fill the log.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+
+/// The thread. Dropping this stops it.
+pub(super) struct Clock {
+    alarm: Arc<Alarm>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clock {
+    /// Starts a thread that calls `work` each time the alarm goes off.
+    pub fn start(alarm: &Arc<Alarm>, work: impl Fn() + Send + 'static) -> Result<Self, LoadError> {
+        let (alarm, rings) = (alarm.clone(), alarm.clone());
+        let run = move || {
+            while rings.wait() {
+                if let Err(error) = panic::catch(&work) {
+                    log::error!("the thread that watches the clock failed: {error}");
+                    rings.by(Instant::now() + AFTER_PANIC);
+                }
+            }
+        };
+        let thread = Some(Builder::new().name("stateful-clock".to_owned()).spawn(run).map_err(LoadError::Clock)?);
+        Ok(Self { alarm, thread })
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.alarm.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that watches the clock has panicked");
+        }
+    }
+}
+
+/// When the thread has to work. Others ask for a time, and the thread waits for the earliest.
 
 #[derive(Default)]
 pub(super) struct Alarm {
@@ -52,9 +96,7 @@ impl Alarm {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
