@@ -16,6 +16,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |
+//! | [`names`] | which inputs and outputs are the two ends of a state, by their names |
 //! | `pairs` | inputs and outputs that are the two ends of a state already |
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
@@ -34,6 +35,7 @@ mod cut;
 mod external;
 mod graph;
 mod infer;
+pub mod names;
 #[cfg(feature = "npz")]
 pub mod npz;
 pub mod onnx;

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::graph::{producers, required_inputs};
+use crate::onnx;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::onnx::{self, Dim};
 
 /// The input that takes a state, and the output that gives the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -87,13 +87,7 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String
     };
     for pair in pairs {
         let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
-        // An exporter may name the same dimension differently at both ends, so only numbers count.
-        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-        let same_dims = match (input.dims(), output.dims()) {
-            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
-            _ => true,
-        };
-        if input.elem() != output.elem() || !same_dims {
+        if !input.accepts(&output) {
             let shape = |value: &ValueInfoProto| {
                 format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
             };

@@ -297,6 +297,17 @@ impl ValueInfoProto {
         Some(self.as_tensor()?.shape.as_ref()?.dim.iter().map(dim).collect())
     }
 
+    /// Whether its type and dims let it take what `other` gives.
+    pub fn accepts(&self, other: &Self) -> bool {
+        // An exporter may name the same dimension differently at both ends, so only numbers count.
+        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+        let dims_agree = match (self.dims(), other.dims()) {
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
+            _ => true,
+        };
+        self.elem() == other.elem() && dims_agree
+    }
+
     fn as_tensor(&self) -> Option<&type_proto::Tensor> {
         match self.r#type.as_ref()?.value.as_ref()? {
             type_proto::Value::TensorType(tensor) => Some(tensor),
