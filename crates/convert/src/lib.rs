@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `convert` | the conversion: bytes in, bytes out |
 //! | `rows` | what the backend asks of a graph that it serves: what it does with the rows of its batch |
+//! | [`join`] | one graph from several |
 //! | `prepared` | reads a model and puts it in order, and says why one isn't converted |
 //! | `cut` | the edits that make states, and lengths of rows that requests say |
 //! | [`report`] | what was done |
@@ -35,6 +36,7 @@ mod cut;
 mod external;
 mod graph;
 mod infer;
+pub mod join;
 pub mod names;
 #[cfg(feature = "npz")]
 pub mod npz;

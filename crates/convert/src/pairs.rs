@@ -35,15 +35,7 @@ pub struct BadPairs {
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
     let bad = |twice: Option<&str>| BadPairs { text: text.to_owned(), twice: twice.map(str::to_owned) };
     let mut found: Vec<StatePair> = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (pair, behind) =
-            rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>")).ok_or_else(|| bad(None))?;
-        let (input, output) = pair.split_once(',').ok_or_else(|| bad(None))?;
-        let (input, output) = (input.trim(), output.trim());
-        if input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
-            return Err(bad(None));
-        }
+    for (input, output) in groups(text).ok_or_else(|| bad(None))? {
         if found.iter().any(|known| known.input == input) {
             return Err(bad(Some(input)));
         }
@@ -51,9 +43,25 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
             return Err(bad(Some(output)));
         }
         found.push(StatePair { input: input.to_owned(), output: output.to_owned() });
+    }
+    Ok(found)
+}
+
+/// The names of `<<<a, b>>> <<<c, d>>>`. `None` if the text has another form.
+pub fn groups(text: &str) -> Option<Vec<(&str, &str)>> {
+    let mut found = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (pair, behind) = rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>"))?;
+        let (first, second) = pair.split_once(',')?;
+        let (first, second) = (first.trim(), second.trim());
+        if first.is_empty() || second.is_empty() || second.contains(',') || pair.contains('<') {
+            return None;
+        }
+        found.push((first, second));
         rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
-    if found.is_empty() { Err(bad(None)) } else { Ok(found) }
+    Some(found).filter(|found| !found.is_empty())
 }
 
 /// Reads the pairs that a graph's description names. They are in lines that have both `InputState` and `OutputState`, or

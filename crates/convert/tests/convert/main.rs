@@ -8,6 +8,7 @@ mod delays;
 mod exports;
 mod far;
 mod graphs;
+mod join;
 mod lengths;
 mod odd;
 mod types;

@@ -1,0 +1,158 @@
+//! One graph from several: wires between them take the place of requests, and states stay states.
+//!
+//! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later graph
+//! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
+
+mod error;
+mod merge;
+mod opsets;
+mod part;
+mod rename;
+mod wires;
+
+use crate::convert::{Converted, Options, convert};
+use crate::onnx::schema::GraphProto;
+use crate::onnx::write;
+use crate::pairs::StatePair;
+
+pub use error::JoinError;
+pub use part::Part;
+use part::Read;
+use wires::{Link, check, end, find, resolved};
+pub use wires::{Wire, wires};
+
+/// What joining may be told.
+#[derive(Clone, Debug, Default)]
+pub struct JoinOptions {
+    /// The wires, by names of the form `graph.tensor`. Equal names need none.
+    pub wires: Vec<Wire>,
+    /// States of the graphs. Without those of a graph, its description or its names show them.
+    pub states: Vec<StatePair>,
+    /// Outputs that stay although they are wired.
+    pub outputs: Vec<String>,
+}
+
+/// A joined model.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// The model, and what it has. Nothing in it was converted but the names of its states.
+    pub converted: Converted,
+    /// How the graphs run one after the other.
+    pub plan: Plan,
+}
+
+/// How the graphs run one after the other, by the names of the joined graph.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The inputs of each graph that take a tensor of an earlier one.
+    pub parts: Vec<PlannedPart>,
+}
+
+/// How one graph runs.
+#[derive(Clone, Debug)]
+pub struct PlannedPart {
+    /// What the names of its tensors begin with.
+    pub name: String,
+    /// The inputs of the graph that are wired, and what they take.
+    pub wired: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// Whether a graph takes a tensor of another.
+    pub fn takes(&self, name: &str) -> bool {
+        self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name)
+    }
+}
+
+/// Joins graphs, in this order.
+pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
+    let mut parts = read(parts, options)?;
+    let opset = parts.iter().map(Read::opset).max().unwrap_or_default();
+    for part in &mut parts {
+        part.raise(opset)?;
+    }
+    let (links, mut states) = resolved(&mut parts, &options.wires)?;
+    for link in &links {
+        check(&parts, link)?;
+    }
+    let names = merge::names(&parts, &links)?;
+    let plan = plan(&parts, &links);
+    let outputs = outputs(&parts, &links, &states, options)?;
+    states.extend(parts.iter().flat_map(|part| {
+        let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
+        part.pairs.iter().map(full).collect::<Vec<_>>()
+    }));
+    let mut model = merge::model(&mut parts, &names, opset)?;
+    let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
+    for (part, names) in parts.iter_mut().zip(&names) {
+        merge::add(&mut graph, part, names);
+    }
+    graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
+    model.graph = Some(graph);
+    let options = Options { states, keep_recurrences: true, ..Options::default() };
+    Ok(Joined { converted: convert(write(&model).into(), &options)?, plan })
+}
+
+/// Reads the graphs, each with the states that the options name for it.
+fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
+    let mut read: Vec<Read> = Vec::new();
+    for part in parts {
+        if read.iter().any(|known| known.name == part.name) {
+            return Err(JoinError::SameName(part.name.clone()));
+        }
+        let own = |name: &String| {
+            name.split_once('.').filter(|(graph, _)| *graph == part.name).map(|(_, own)| own.to_owned())
+        };
+        let pair = |pair: &StatePair| Some(StatePair { input: own(&pair.input)?, output: own(&pair.output)? });
+        read.push(Read::new(part, options.states.iter().filter_map(pair).collect())?);
+    }
+    for StatePair { input, output } in &options.states {
+        let (of_input, of_output) = (end(&read, input)?, end(&read, output)?);
+        // Such a pair is a wire back, and is written as one.
+        if of_input.graph != of_output.graph {
+            let part = &read[of_input.graph];
+            find(part, &part.graph.output, "output", output)?;
+        }
+    }
+    Ok(read)
+}
+
+fn plan(parts: &[Read], links: &[Link]) -> Plan {
+    let wired = |index: usize| {
+        let own = links.iter().filter(move |link| link.to.graph == index);
+        own.map(|link| (link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor))).collect()
+    };
+    let part = |(index, part): (usize, &Read)| PlannedPart { name: part.name.clone(), wired: wired(index) };
+    Plan { parts: parts.iter().enumerate().map(part).collect() }
+}
+
+/// The outputs of the joined graph: ends of states, those that no wire takes, and those that the caller wants.
+fn outputs(
+    parts: &[Read],
+    links: &[Link],
+    states: &[StatePair],
+    options: &JoinOptions,
+) -> Result<Vec<String>, JoinError> {
+    for name in &options.outputs {
+        let of = end(parts, name)?;
+        find(&parts[of.graph], &parts[of.graph].graph.output, "output", &of.tensor)?;
+    }
+    let (mut kept, mut answers) = (Vec::new(), 0);
+    for (graph, part) in parts.iter().enumerate() {
+        for output in part.graph.output.iter().map(|output| output.name()) {
+            let name = part.full(output);
+            let is_wired =
+                links.iter().any(|link| link.is_made && link.from.graph == graph && link.from.tensor == output);
+            let is_state =
+                part.pairs.iter().any(|pair| pair.output == output) || states.iter().any(|pair| pair.output == name);
+            let is_wanted = options.outputs.contains(&name);
+            if is_wanted || !is_wired && !is_state {
+                answers += 1;
+            }
+            if is_wanted || is_state || !is_wired {
+                kept.push(name);
+            }
+        }
+    }
+    if answers == 0 { Err(JoinError::NoOutputs) } else { Ok(kept) }
+}
