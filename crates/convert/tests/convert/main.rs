@@ -9,6 +9,7 @@ mod exports;
 mod far;
 mod graphs;
 mod join;
+mod join_command;
 mod lengths;
 mod odd;
 mod types;
