@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stateful_convert::join::{JoinOptions, Joined, Part, join, wires};
+use stateful_convert::join::{JoinOptions, Joined, Part, Search, join, wires};
 use stateful_convert::onnx::{external_files, read};
-use stateful_convert::verify::{self, JoinedModels, Source};
+use stateful_convert::verify::{self, Amount, JoinedModels, Source};
 use stateful_convert::{path_in, state_pairs};
 
 use crate::files::{Targets, WorkFolder, here};
@@ -30,6 +30,10 @@ pub struct Arguments {
     /// Outputs that stay although they are wired, as in encoder.outputs; several with commas
     #[arg(long, value_name = "GRAPH.OUTPUT", value_delimiter = ',')]
     outputs: Vec<String>,
+    /// Finds tokens in the joined graph: 'ctc blank=0', or 'transducer blank=0 max_tokens=1', where the last graph is the
+    /// decoder and joint, or the last two are the decoder and the joiner. logits=GRAPH.OUTPUT names the logits
+    #[arg(long, value_name = "SEARCH")]
+    search: Option<String>,
     #[command(flatten)]
     shared: Shared,
 }
@@ -65,6 +69,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Problem> {
             None => Vec::new(),
         },
         outputs: arguments.outputs.clone(),
+        search: match &arguments.search {
+            Some(text) => Some(Search::parse(text).map_err(Problem::Search)?),
+            None => None,
+        },
     };
     let targets = Targets::of(shared);
     // Weights in files of their own are found from there.
@@ -90,6 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Problem> {
     let models = JoinedModels {
         parts: arguments.graphs.iter().map(|graph| Source::File(&graph.file)).collect(),
         joined: Source::File(&model),
+        amount: Amount::default(),
     };
     let compared = verify::verify_joined(&environment, &models, &plan, &converted.report, &shared.given(None)?)?;
     if let Some(targets) = &targets {

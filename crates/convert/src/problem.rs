@@ -42,6 +42,8 @@ pub enum Problem {
     Read { model: PathBuf, error: ConvertError },
     #[error("--wires: '<<<graph.output, graph.input>>>' is expected, not '{0}'")]
     Wires(String),
+    #[error("--search: {0}")]
+    Search(String),
     #[error(
         "the weights of {} are in {file}, which isn't below the folder of the joined model: write the model to {}, or to a \
          folder above it",

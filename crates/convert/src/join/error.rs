@@ -13,6 +13,8 @@ pub enum JoinError {
          'graph.tensor'; write NAME=FILE"
     )]
     Name(String),
+    #[error("a graph can't have the name '{0}', which the tensors of the search have: write NAME=FILE")]
+    Reserved(String),
     #[error("two graphs have the name '{0}': write NAME=FILE for one of them")]
     SameName(String),
     #[error("graph '{graph}': {error}")]

@@ -116,6 +116,18 @@ fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProt
     Ok(merged)
 }
 
+/// Notes where another state starts.
+pub fn add_initial_state(model: &mut ModelProto, state: Option<InitialState>) {
+    let Some(state) = state else { return };
+    let is_noted = |entry: &&StringStringEntryProto| entry.key() == INITIAL_STATES;
+    let noted = model.metadata_props.iter().find(is_noted).map(|entry| entry.value().to_owned());
+    let mut all: Vec<InitialState> = noted.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    all.push(state);
+    model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
+    let text = serde_json::json!(all).to_string();
+    model.metadata_props.push(StringStringEntryProto { key: Some(INITIAL_STATES.to_owned()), value: Some(text) });
+}
+
 /// Adds a graph whose names are new. Inputs that other graphs give are left out.
 pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
     let mut graph = std::mem::take(&mut part.graph);

@@ -8,6 +8,7 @@ mod merge;
 mod opsets;
 mod part;
 mod rename;
+mod search;
 mod wires;
 
 use crate::convert::{Converted, Options, convert};
@@ -18,6 +19,9 @@ use crate::pairs::StatePair;
 pub use error::JoinError;
 pub use part::Part;
 use part::Read;
+pub use search::{
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, Search, SearchKind, SearchPlan, TOKENS, TransducerPlan,
+};
 use wires::{Link, check, end, find, resolved};
 pub use wires::{Wire, wires};
 
@@ -30,6 +34,8 @@ pub struct JoinOptions {
     pub states: Vec<StatePair>,
     /// Outputs that stay although they are wired.
     pub outputs: Vec<String>,
+    /// Finds tokens in the graph.
+    pub search: Option<Search>,
 }
 
 /// A joined model.
@@ -46,6 +52,8 @@ pub struct Joined {
 pub struct Plan {
     /// The inputs of each graph that take a tensor of an earlier one.
     pub parts: Vec<PlannedPart>,
+    /// How tokens are found, if they are.
+    pub search: Option<SearchPlan>,
 }
 
 /// How one graph runs.
@@ -58,34 +66,50 @@ pub struct PlannedPart {
 }
 
 impl Plan {
-    /// Whether a graph takes a tensor of another.
+    /// Whether a graph or the search takes a tensor of another.
     pub fn takes(&self, name: &str) -> bool {
-        self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name)
+        let wired = self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name);
+        wired || self.search.as_ref().is_some_and(|search| search.reads(name))
+    }
+
+    /// The graphs that run one after the other. The others are inside the search.
+    pub fn outside(&self) -> &[PlannedPart] {
+        let count = self.search.as_ref().map_or(self.parts.len(), |search| search.first_inside(self.parts.len()));
+        &self.parts[..count]
     }
 }
 
 /// Joins graphs, in this order.
 pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
     let mut parts = read(parts, options)?;
-    let opset = parts.iter().map(Read::opset).max().unwrap_or_default();
+    let of_search = options.search.as_ref().map(|_| search::OPSET);
+    let opset = parts.iter().map(Read::opset).chain(of_search).max().unwrap_or_default();
     for part in &mut parts {
         part.raise(opset)?;
     }
     let (links, mut states) = resolved(&mut parts, &options.wires)?;
+    let search = options.search.as_ref().map(|search| search::plan(&parts, &links, search)).transpose()?;
     for link in &links {
-        check(&parts, link)?;
+        if !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
+            check(&parts, link)?;
+        }
     }
-    let names = merge::names(&parts, &links)?;
-    let plan = plan(&parts, &links);
-    let outputs = outputs(&parts, &links, &states, options)?;
+    let mut names = merge::names(&parts, &links)?;
+    let plan = plan(&parts, &links, search);
+    let outputs = outputs(&parts, &links, &states, options, &plan)?;
     states.extend(parts.iter().flat_map(|part| {
         let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
         part.pairs.iter().map(full).collect::<Vec<_>>()
     }));
     let mut model = merge::model(&mut parts, &names, opset)?;
     let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
-    for (part, names) in parts.iter_mut().zip(&names) {
+    let outside = plan.outside().len();
+    for (part, names) in parts.iter_mut().zip(&names).take(outside) {
         merge::add(&mut graph, part, names);
+    }
+    if let Some(search) = &plan.search {
+        states.extend(search.add(&mut graph, &mut parts[outside..], &mut names));
+        merge::add_initial_state(&mut model, search.initial());
     }
     graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
     model.graph = Some(graph);
@@ -97,6 +121,9 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
 fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
     let mut read: Vec<Read> = Vec::new();
     for part in parts {
+        if part.name == search::SEARCH {
+            return Err(JoinError::Reserved(part.name.clone()));
+        }
         if read.iter().any(|known| known.name == part.name) {
             return Err(JoinError::SameName(part.name.clone()));
         }
@@ -117,42 +144,60 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
     Ok(read)
 }
 
-fn plan(parts: &[Read], links: &[Link]) -> Plan {
+fn plan(parts: &[Read], links: &[Link], search: Option<SearchPlan>) -> Plan {
     let wired = |index: usize| {
         let own = links.iter().filter(move |link| link.to.graph == index);
         own.map(|link| (link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor))).collect()
     };
     let part = |(index, part): (usize, &Read)| PlannedPart { name: part.name.clone(), wired: wired(index) };
-    Plan { parts: parts.iter().enumerate().map(part).collect() }
+    Plan { parts: parts.iter().enumerate().map(part).collect(), search }
 }
 
-/// The outputs of the joined graph: ends of states, those that no wire takes, and those that the caller wants.
+/// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of the
+/// search.
 fn outputs(
     parts: &[Read],
     links: &[Link],
     states: &[StatePair],
     options: &JoinOptions,
+    plan: &Plan,
 ) -> Result<Vec<String>, JoinError> {
+    let outside = plan.outside().len();
     for name in &options.outputs {
         let of = end(parts, name)?;
         find(&parts[of.graph], &parts[of.graph].graph.output, "output", &of.tensor)?;
+        if of.graph >= outside {
+            return Err(JoinError::Search(format!("output '{name}' is inside the search, which gives tokens only")));
+        }
+    }
+    let end_inside = |pair: &&StatePair| {
+        [&pair.input, &pair.output].into_iter().any(|name| end(parts, name).is_ok_and(|end| end.graph >= outside))
+    };
+    if let Some(pair) = states.iter().find(end_inside) {
+        let wire = format!("<<<{}, {}>>>", pair.output, pair.input);
+        return Err(JoinError::Search(format!("the wire {wire} is back to or from a graph that is inside the search")));
     }
     let (mut kept, mut answers) = (Vec::new(), 0);
     for (graph, part) in parts.iter().enumerate() {
         for output in part.graph.output.iter().map(|output| output.name()) {
             let name = part.full(output);
-            let is_wired =
-                links.iter().any(|link| link.is_made && link.from.graph == graph && link.from.tensor == output);
+            let is_own = |link: &Link| link.is_made && link.from.graph == graph && link.from.tensor == output;
+            let is_taken = links.iter().any(is_own) || plan.takes(&name) || graph >= outside;
             let is_state =
                 part.pairs.iter().any(|pair| pair.output == output) || states.iter().any(|pair| pair.output == name);
             let is_wanted = options.outputs.contains(&name);
-            if is_wanted || !is_wired && !is_state {
+            if is_wanted || !is_taken && !is_state {
                 answers += 1;
             }
-            if is_wanted || is_state || !is_wired {
+            if is_wanted || is_state || !is_taken {
                 kept.push(name);
             }
         }
     }
-    if answers == 0 { Err(JoinError::NoOutputs) } else { Ok(kept) }
+    if plan.search.is_some() {
+        kept.extend([TOKENS, LENGTHS, FRAMES, LAST_NEXT].map(str::to_owned));
+    } else if answers == 0 {
+        return Err(JoinError::NoOutputs);
+    }
+    Ok(kept)
 }

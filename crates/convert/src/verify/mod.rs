@@ -8,6 +8,7 @@ mod host;
 mod joined;
 mod models;
 mod rows;
+mod search;
 
 use ort::environment::Environment;
 
@@ -16,7 +17,7 @@ pub use comparison::Compared;
 use comparison::Comparison;
 pub use given::{Given, Recording};
 use given::{as_two_rows, check_given, check_types, has_batch, lengths};
-pub use joined::{JoinedModels, verify_joined};
+pub use joined::{Amount, JoinedModels, verify_joined};
 use models::Graph;
 pub use models::{Models, Source, VerifyError, environment};
 

@@ -1,9 +1,11 @@
 //! Graphs that are joined to one, compared with the graphs one after the other.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use stateful_convert::join::{JoinError, JoinOptions, Joined, Part, join, wires};
 use stateful_convert::onnx::schema::{FunctionProto, ModelProto, NodeProto, StringStringEntryProto};
 use stateful_convert::onnx::{DataType, read, write};
-use stateful_convert::verify::{Compared, Given, JoinedModels, Source, VerifyError, verify_joined};
+use stateful_convert::verify::{Amount, Compared, Given, JoinedModels, Source, VerifyError, verify_joined};
 
 use crate::common::{Build, node, pair, runtime, with_graph};
 
@@ -20,7 +22,12 @@ pub fn wired(text: &str) -> JoinOptions {
 }
 
 pub fn compare(parts: &[Part], joined: &Joined) -> Result<Vec<Compared>, VerifyError> {
+    compare_amount(parts, joined, Amount::default())
+}
+
+pub fn compare_amount(parts: &[Part], joined: &Joined, amount: Amount) -> Result<Vec<Compared>, VerifyError> {
     let models = JoinedModels {
+        amount,
         parts: parts.iter().map(|part| Source::Bytes(&part.model)).collect(),
         joined: Source::Bytes(&joined.converted.model),
     };
@@ -301,4 +308,17 @@ fn a_model_that_differs_from_its_graphs_is_found() {
     let error = compare(&of, &joined).unwrap_err();
     assert!(matches!(error, VerifyError::Differs(_)), "{error}");
     assert!(matches!(join(&of, &wired("<<<a.y, b.w>>>")), Err(JoinError::NoTensor { .. })));
+}
+
+#[test]
+fn any_joined_graphs_are_compared_without_a_panic() {
+    let amount = Amount { chunks: 2, rows: vec![1, 2] };
+    let compared = AtomicUsize::new(0);
+    crate::inputs::run("joining", 100, |bytes| {
+        let Some((parts, joined)) = crate::joined::joined(bytes) else { return };
+        if compare_amount(&parts, &joined, amount.clone()).is_ok() {
+            compared.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    assert!(compared.into_inner() > 0);
 }
