@@ -88,7 +88,11 @@ impl<'a> PlainSearch<'a> {
             }
         }
         self.tokens += rows.iter().map(|row| row.found.len()).sum::<usize>();
-        values.extend(packed(&rows, last.elem));
+        let width = match plan {
+            SearchPlan::Ctc(_) => source.dims[1],
+            SearchPlan::Transducer(plan) => source.dims[plan.frames_axis].saturating_mul(plan.max_tokens),
+        };
+        values.extend(packed(&rows, usize::try_from(width).unwrap_or_default(), last.elem));
         Ok(())
     }
 
@@ -219,11 +223,10 @@ fn predict(
     Ok((made, next))
 }
 
-/// The outputs of a search. Rows with fewer tokens than others are filled up.
-fn packed(rows: &[Row], elem_of_last: i32) -> Vec<(String, Host)> {
+/// The outputs of a search. Rows are filled up.
+fn packed(rows: &[Row], width: usize, elem_of_last: i32) -> Vec<(String, Host)> {
     let number = DataType::Int64.into();
     let count = rows.len() as i64;
-    let width = rows.iter().map(|row| row.found.len()).max().unwrap_or_default();
     let filled = |of: &dyn Fn(&Found) -> i64| {
         let row = |row: &Row| {
             let mut values: Vec<f64> = row.found.iter().map(|found| of(found) as f64).collect();

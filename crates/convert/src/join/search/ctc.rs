@@ -49,6 +49,6 @@ pub fn add(graph: &mut GraphProto, plan: &CtcPlan) {
         .map(|(own, value)| nodes.add("Reshape", own, &[value, "search.scalar"]));
     let frame = nodes.add("Range", "frame", &[&zero, &count, &one]);
     let frames = nodes.add("Expand", "frames", &[&frame, &shape]);
-    pack::add(&mut nodes, &best, &frames, &found);
+    pack::add(&mut nodes, [&best, &frames], &found, "search.frame_count");
     graph.node.append(&mut nodes.0);
 }

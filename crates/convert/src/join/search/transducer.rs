@@ -72,7 +72,8 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
     let [tokens, frames] = [("tokens", "search.token_turns"), ("frames", "search.frame_turns")]
         .map(|(own, turns)| nodes.with("Transpose", own, &[turns], |node| node.with_ints("perm", &[1, 0])));
     let is_found = nodes.add("Greater", "found", &[&tokens, "search.-1"]);
-    pack::add(&mut nodes, &tokens, &frames, &is_found);
+    let width = nodes.add("Mul", "width", &["search.count", "search.max_tokens"]);
+    pack::add(&mut nodes, [&tokens, &frames], &is_found, &width);
     graph.node.append(&mut nodes.0);
     for state in &states {
         graph.input.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
