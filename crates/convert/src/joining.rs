@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stateful_convert::join::{JoinOptions, Joined, Part, Search, join, wires};
+use stateful_convert::join::{JoinOptions, Joined, Part, Search, dims, join, wires};
 use stateful_convert::onnx::{external_files, read};
 use stateful_convert::verify::{self, Amount, JoinedModels, Source};
 use stateful_convert::{path_in, state_pairs};
@@ -27,6 +27,10 @@ pub struct Arguments {
     /// States of the graphs, as in '<<<encoder.h0, encoder.hn>>>' [default: those that a graph's description or names show]
     #[arg(long, value_name = "PAIRS")]
     states: Option<String>,
+    /// Dims that the graphs leave open, as in 'encoder.cache=[batch, 17, 70, 512]': for states of a fixed length, and where
+    /// the batch has no usual name
+    #[arg(long, value_name = "GRAPH.TENSOR=[DIMS]")]
+    dims: Option<String>,
     /// Outputs that stay although they are wired, as in encoder.outputs; several with commas
     #[arg(long, value_name = "GRAPH.OUTPUT", value_delimiter = ',')]
     outputs: Vec<String>,
@@ -66,6 +70,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Problem> {
         },
         states: match &arguments.states {
             Some(text) => state_pairs(text).map_err(|_| Problem::States(text.clone()))?,
+            None => Vec::new(),
+        },
+        dims: match &arguments.dims {
+            Some(text) => dims(text).ok_or_else(|| Problem::Dims(text.clone()))?,
             None => Vec::new(),
         },
         outputs: arguments.outputs.clone(),

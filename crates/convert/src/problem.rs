@@ -42,6 +42,8 @@ pub enum Problem {
     Read { model: PathBuf, error: ConvertError },
     #[error("--wires: '<<<graph.output, graph.input>>>' is expected, not '{0}'")]
     Wires(String),
+    #[error("--dims: 'graph.tensor=[batch, 80, 121]' is expected, not '{0}'")]
+    Dims(String),
     #[error("--search: {0}")]
     Search(String),
     #[error(

@@ -29,6 +29,8 @@ pub enum JoinError {
     NoGraph { name: String, graphs: String },
     #[error("graph '{graph}' has no {kind} '{tensor}' (it has {has})")]
     NoTensor { graph: String, kind: &'static str, tensor: String, has: String },
+    #[error("'{tensor}' is {own} in its graph, and can't be {given}")]
+    Dims { tensor: String, own: String, given: String },
     #[error("input '{0}' has two wires: leave one of them out")]
     TwoWires(String),
     #[error("several graphs have an output of the name of input '{input}': write a wire from one of {sources}")]

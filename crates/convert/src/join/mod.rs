@@ -13,12 +13,12 @@ mod wires;
 
 use crate::convert::{Converted, Options, convert};
 use crate::onnx::schema::GraphProto;
-use crate::onnx::write;
+use crate::onnx::{Dim, write};
 use crate::pairs::StatePair;
 
 pub use error::JoinError;
-pub use part::Part;
 use part::Read;
+pub use part::{Part, dims};
 pub use search::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, Search, SearchKind, SearchPlan, TOKENS, TransducerPlan,
 };
@@ -32,6 +32,8 @@ pub struct JoinOptions {
     pub wires: Vec<Wire>,
     /// States of the graphs. Without those of a graph, its description or its names show them.
     pub states: Vec<StatePair>,
+    /// Dims of inputs and outputs that their graphs leave open, or where the batch has no usual name.
+    pub dims: Vec<(String, Vec<Dim>)>,
     /// Outputs that stay although they are wired.
     pub outputs: Vec<String>,
     /// Finds tokens in the graph.
@@ -140,6 +142,10 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
             let part = &read[of_input.graph];
             find(part, &part.graph.output, "output", output)?;
         }
+    }
+    for (name, dims) in &options.dims {
+        let of = end(&read, name)?;
+        read[of.graph].set_dims(&of.tensor, dims)?;
     }
     Ok(read)
 }

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use super::error::JoinError;
 use super::opsets::{Kept, raise, raise_function};
 use crate::names::pairs_by_names;
-use crate::onnx::schema::{GraphProto, ModelProto, OperatorSetIdProto};
-use crate::onnx::{function_like_operator, opset, opset_of};
+use crate::onnx::schema::{GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto};
+use crate::onnx::{Dim, bracketed, function_like_operator, opset, opset_of};
 use crate::pairs::{StatePair, check_pairs, described_state_pairs};
 use crate::prepared::{ConvertError, sort_all};
 
@@ -61,6 +61,42 @@ impl Read {
         Ok(Self { name, folder: part.folder.clone(), model, graph, pairs })
     }
 
+    /// Gives an input or an output other dims, and the other end of its state the same.
+    pub fn set_dims(&mut self, tensor: &str, dims: &[Dim]) -> Result<(), JoinError> {
+        let is_pair = |pair: &&StatePair| pair.input == tensor || pair.output == tensor;
+        let pair = self.pairs.iter().find(is_pair).cloned();
+        let values = self.graph.input.iter_mut().chain(&mut self.graph.output);
+        let is_meant =
+            |name: &str| name == tensor || pair.as_ref().is_some_and(|pair| pair.input == name || pair.output == name);
+        let mut found = false;
+        for value in values.filter(|value| is_meant(value.name())) {
+            let (elem, given) = (value.elem(), ValueInfoProto::tensor("", value.elem(), dims));
+            if !value.accepts(&given) {
+                return Err(JoinError::Dims {
+                    tensor: format!("{}.{}", self.name, value.name()),
+                    own: bracketed(&value.dims().unwrap_or_default()),
+                    given: bracketed(dims),
+                });
+            }
+            value.set_tensor(elem, dims);
+            found = true;
+        }
+        let unknown = || JoinError::NoTensor {
+            graph: self.name.clone(),
+            kind: "input or output",
+            tensor: tensor.to_owned(),
+            has: self
+                .graph
+                .input
+                .iter()
+                .chain(&self.graph.output)
+                .map(|value| value.name())
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        if found { Ok(()) } else { Err(unknown()) }
+    }
+
     /// The name of one of its tensors in the joined graph.
     pub fn full(&self, tensor: &str) -> String {
         format!("{}.{tensor}", self.name)
@@ -93,6 +129,28 @@ impl Read {
         }
         Ok(())
     }
+}
+
+/// Reads `graph.tensor=[batch, 80, 121]`, several of them separated by spaces, commas or nothing.
+pub fn dims(text: &str) -> Option<Vec<(String, Vec<Dim>)>> {
+    let mut found = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (name, behind) = rest.split_once("=[")?;
+        let (inside, behind) = behind.split_once(']')?;
+        let words = inside.split(',').map(str::trim);
+        let dim = |word: &str| match word.parse::<i64>() {
+            Ok(length) if length >= 0 => Some(Dim::Known(length)),
+            Ok(_) => Some(Dim::Open),
+            Err(_) if word.is_empty() || word.contains([' ', '[', '=']) => None,
+            Err(_) => Some(Dim::Symbol(word.to_owned())),
+        };
+        let dims: Vec<Dim> =
+            if inside.trim().is_empty() { Vec::new() } else { words.map(dim).collect::<Option<_>>()? };
+        found.push((Some(name).filter(|name| !name.is_empty() && !name.contains(' '))?.to_owned(), dims));
+        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
+    }
+    Some(found).filter(|found| !found.is_empty())
 }
 
 /// Sets the version of ONNX's operators.

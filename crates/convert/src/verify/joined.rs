@@ -57,7 +57,8 @@ pub fn verify_joined(
     let mut joined = Graph::open(environment, models.joined, "joined")?;
     let given = &with_lengths(report, given);
     let (steps, rows) = lengths(&given.recordings, report)?;
-    let has_batch = report.inputs.iter().any(|input| input.dims.iter().any(is_batch));
+    let is_open = |dims: &[Dim]| (0..dims.len()).any(|axis| is_batch(dims, axis));
+    let has_batch = report.inputs.iter().any(|input| is_open(&input.dims));
     let report = &with_states_as_outputs(report);
     let steps = steps.unwrap_or(models.amount.chunks);
     let several: Vec<i64> = match rows {
@@ -83,20 +84,19 @@ pub fn verify_joined(
     Ok(compared)
 }
 
-fn is_batch(dim: &Dim) -> bool {
-    matches!(dim, Dim::Symbol(name) if is_batch_name(name) || is_made_up(name))
+/// Whether an axis is that of the rows: by its name, or because it is the first.
+fn is_batch(dims: &[Dim], axis: usize) -> bool {
+    let is_named = |dim: &Dim| matches!(dim, Dim::Symbol(name) if is_batch_name(name) || is_made_up(name));
+    is_named(&dims[axis]) || axis == 0 && !matches!(dims[0], Dim::Known(_)) && !dims.iter().any(is_named)
 }
 
 /// Gives each open dimension of an input a length, unless it is the batch.
 fn with_lengths(report: &Report, given: &Given) -> Given {
     let mut given = given.clone();
     for input in &report.inputs {
-        let is_first_open = |axis: usize| input.dims[..axis].iter().all(|dim| matches!(dim, Dim::Known(_)));
         for (axis, dim) in input.dims.iter().enumerate() {
-            // Without a name, the first open one is taken for the batch, as elsewhere.
-            let may_be_batch = is_batch(dim) || *dim == Dim::Open && is_first_open(axis);
             let is_given = given.lengths.iter().any(|(known, _)| known.is(&input.name, axis));
-            if !matches!(dim, Dim::Known(_)) && !may_be_batch && !is_given {
+            if !matches!(dim, Dim::Known(_)) && !is_batch(&input.dims, axis) && !is_given {
                 given.lengths.push((InputAxis { input: input.name.clone(), axis }, LENGTH));
             }
         }

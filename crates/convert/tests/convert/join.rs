@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stateful_convert::join::{JoinError, JoinOptions, Joined, Part, join, wires};
+use stateful_convert::join::{JoinError, JoinOptions, Joined, Part, dims, join, wires};
 use stateful_convert::onnx::schema::{FunctionProto, ModelProto, NodeProto, StringStringEntryProto};
 use stateful_convert::onnx::{DataType, read, write};
 use stateful_convert::verify::{Amount, Compared, Given, JoinedModels, Source, VerifyError, verify_joined};
@@ -138,6 +138,35 @@ fn states_may_be_named() {
     let options = JoinOptions { states: vec![pair("a.one", "b.z")], ..wired("") };
     let error = refusal(&[("a", &model), ("b", &next)], &options);
     assert_eq!(error, "graph 'a' has no output 'b.z' (it has y, two)");
+}
+
+#[test]
+fn dims_may_be_named() {
+    // Each tensor has a name of its own for the batch, and the length of the cache is open.
+    let build = Build::new().input("x", "x_1 4").input("cache", "cache_1 cache_2 4").output("y", "y_1 4");
+    let build = build.output("cache_next", "next_1 next_2 4").ints("first", &[1], &[1]).ints("end", &[1], &[i64::MAX]);
+    let build = build
+        .node(node("Unsqueeze", "x first", "step"))
+        .node(node("Concat", "cache step", "longer").with_int("axis", 1));
+    let build = build.node(node("Slice", "longer first end first", "cache_next"));
+    let model = build.node(node("ReduceSum", "cache_next first", "y").with_int("keepdims", 0)).bytes();
+    let next = Build::new().input("y", "N 4").output("z", "N 4").node(node("Neg", "y", "z")).bytes();
+    let models: [(&str, &[u8]); 2] = [("a", &model), ("b", &next)];
+    let named = |text: &str| JoinOptions { dims: dims(text).unwrap(), ..wired("") };
+    let joined = checked(&models, &named("a.cache=[batch, 3, 4]"));
+    let state = &joined.converted.report.states[0];
+    assert_eq!(stateful_convert::onnx::bracketed(&state.dims), "[batch, 3, 4]");
+    for (text, expected) in [
+        ("a.cache=[batch, 3, 5]", "'a.cache' is [cache_1, cache_2, 4] in its graph, and can't be [batch, 3, 5]"),
+        ("a.cache=[batch, 3]", "can't be [batch, 3]"),
+        ("a.q=[1]", "graph 'a' has no input or output 'q' (it has x, cache, y, cache_next)"),
+    ] {
+        let error = refusal(&models, &named(text));
+        assert!(error.contains(expected), "{error}");
+    }
+    for wrong in ["", "a.x", "a.x=[", "a.x=[1 2]", "=[1]", "a.x=[1,,2]", "a.x=[1] b"] {
+        assert_eq!(dims(wrong), None, "{wrong}");
+    }
 }
 
 #[test]

@@ -10,6 +10,8 @@ mod pack;
 mod plan;
 mod transducer;
 
+use crate::batch::{is_batch_name, is_made_up};
+
 use super::error::JoinError;
 use super::part::Read;
 use super::rename::Names;
@@ -95,7 +97,12 @@ impl SearchPlan {
         };
         let values = graph.output.iter().chain(&graph.input);
         let rows = values.clone().find(|value| value.name() == source).and_then(|value| value.dims()?.first().cloned());
-        let rows = rows.unwrap_or(Dim::Open);
+        // Exporters may number the batch of each tensor. The backend knows it by its usual name.
+        let rows = match rows {
+            Some(Dim::Known(rows)) => Dim::Known(rows),
+            Some(Dim::Symbol(name)) if is_batch_name(&name) || is_made_up(&name) => Dim::Symbol(name),
+            _ => Dim::Symbol("batch".to_owned()),
+        };
         match self {
             Self::Ctc(plan) => ctc::add(graph, plan),
             Self::Transducer(plan) => transducer::add(graph, plan, inside, names, &rows),
