@@ -134,6 +134,9 @@ def ctc() -> onnx.ModelProto:
 class Plain:
     """The graphs in a plain loop, for one sequence: what a client would write."""
 
+    blank: int
+    search: str
+
     def __init__(self, sessions):
         self.sessions = sessions
         self.cache = np.zeros((1, 1, WIDE), np.float32)
