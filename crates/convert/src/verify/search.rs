@@ -61,6 +61,11 @@ impl<'a> PlainSearch<'a> {
         if source.dims.len() != 3 || last.dims.len() != 2 {
             return Err(failed("the search gets no frames of three dimensions"));
         }
+        if source.dims[0] == 0 {
+            return Err(failed(
+                "the search gets no rows: does a state with an open dimension need dims, such as [batch, 70]?",
+            ));
+        }
         let mut rows = Vec::new();
         for row in 0..source.dims[0] {
             let (source, last) = (row_of(&source, 0, row)?, row_of(&last, 0, row)?.numbers());
