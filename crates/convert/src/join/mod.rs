@@ -20,7 +20,8 @@ pub use error::JoinError;
 use part::Read;
 pub use part::{Part, dims};
 pub use search::{
-    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, Search, SearchKind, SearchPlan, TOKENS, TransducerPlan,
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SKIP, SKIP_NEXT, Search, SearchKind, SearchPlan,
+    TOKENS, TransducerPlan,
 };
 use wires::{Link, check, end, find, resolved};
 pub use wires::{Wire, wires};
@@ -201,7 +202,7 @@ fn outputs(
         }
     }
     if plan.search.is_some() {
-        kept.extend([TOKENS, LENGTHS, FRAMES, LAST_NEXT].map(str::to_owned));
+        kept.extend([TOKENS, LENGTHS, FRAMES, LAST_NEXT, SKIP_NEXT].map(str::to_owned));
     } else if answers == 0 {
         return Err(JoinError::NoOutputs);
     }

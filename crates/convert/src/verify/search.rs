@@ -6,7 +6,9 @@ use ort::environment::Environment;
 
 use super::host::Host;
 use super::models::{Graph, Runs, Source, VerifyError};
-use crate::join::{CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SearchPlan, TOKENS, TransducerPlan};
+use crate::join::{
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SKIP, SKIP_NEXT, SearchPlan, TOKENS, TransducerPlan,
+};
 use crate::onnx::DataType;
 
 /// Two logits are as good as equal if they differ by less than this part of the larger one.
@@ -32,6 +34,8 @@ struct Row {
     found: Vec<Found>,
     last: Vec<f64>,
     states: Vec<Host>,
+    /// Frames of the next chunk that a jump has skipped.
+    skip: i64,
 }
 
 impl<'a> PlainSearch<'a> {
@@ -78,7 +82,9 @@ impl<'a> PlainSearch<'a> {
                         state.rows.map_or_else(|| Ok(value.clone()), |axis| row_of(value, axis, row))
                     });
                     let states = states.collect::<Result<Vec<Host>, VerifyError>>()?;
-                    self.transducer(plan, &source, last, states)?
+                    let skip = values.get(SKIP).map(|skip| row_of(skip, 0, row)).transpose()?;
+                    let skip = skip.and_then(|skip| skip.numbers().first().copied()).unwrap_or_default() as i64;
+                    self.transducer(plan, &source, Row { found: Vec::new(), last, states, skip })?
                 }
             });
         }
@@ -97,6 +103,10 @@ impl<'a> PlainSearch<'a> {
             SearchPlan::Ctc(_) => source.dims[1],
             SearchPlan::Transducer(plan) => source.dims[plan.frames_axis].saturating_mul(plan.max_tokens),
         };
+        if plan.has_durations() {
+            let skips: Vec<f64> = rows.iter().map(|row| row.skip as f64).collect();
+            values.insert(SKIP_NEXT.to_owned(), Host::of(DataType::Int64.into(), vec![rows.len() as i64], &skips));
+        }
         values.extend(packed(&rows, usize::try_from(width).unwrap_or_default(), last.elem));
         Ok(())
     }
@@ -105,64 +115,85 @@ impl<'a> PlainSearch<'a> {
         let mut last = last.first().copied().unwrap_or_default() as i64;
         let mut found = Vec::new();
         for frame in 0..logits.dims[1] {
-            let token = self.best(&logits.part(1, frame, 1), plan.blank)?;
+            let token = self.best(&logits.part(1, frame, 1).numbers(), plan.blank)?;
             if token != plan.blank && token != last {
                 found.push((token, frame));
             }
             last = token;
         }
-        Ok(Row { found, last: vec![last as f64], states: Vec::new() })
+        Ok(Row { found, last: vec![last as f64], states: Vec::new(), skip: 0 })
     }
 
-    fn transducer(
-        &mut self,
-        plan: &TransducerPlan,
-        frames: &Host,
-        mut last: Vec<f64>,
-        mut states: Vec<Host>,
-    ) -> Result<Row, VerifyError> {
-        let mut found = Vec::new();
-        let mut predicted: Option<(Vec<Host>, Vec<Host>)> = None;
-        for frame in 0..frames.dims[plan.frames_axis] {
+    fn transducer(&mut self, plan: &TransducerPlan, frames: &Host, mut row: Row) -> Result<Row, VerifyError> {
+        let count = frames.dims[plan.frames_axis];
+        let (mut frame, mut of_frame) = (row.skip, 0);
+        let mut predicted = None;
+        while frame < count {
             let one = as_taken(plan, frames.part(plan.frames_axis, frame, 1));
-            for _ in 0..plan.max_tokens {
+            let (logits, next) = self.logits(plan, &one, &row, &mut predicted)?;
+            let (token, duration) = self.decided(plan, &logits)?;
+            if token != plan.blank {
+                row.found.push((token, frame));
+                row.last.remove(0);
+                row.last.push(token as f64);
+                row.states = next;
                 // The predictor doesn't change until a token is found.
-                let (logits, next) = match (&mut self.predictor, &mut self.joint) {
-                    (Some(predictor), Some(joint)) => {
-                        if predicted.is_none() {
-                            let names: Vec<String> = plan.passed.iter().map(|(from, _)| from.clone()).collect();
-                            predicted = Some(predict(predictor, plan, names, &last, &states, None)?);
-                        }
-                        let Some((passed, next)) = &predicted else { return Err(failed("nothing was predicted")) };
-                        let mut feeds: Vec<(String, Host)> =
-                            plan.passed.iter().map(|(_, to)| to.clone()).zip(passed.iter().cloned()).collect();
-                        feeds.push((plan.frames_input.clone(), one.clone()));
-                        (joint.run(&feeds, std::slice::from_ref(&plan.logits))?.remove(0), next.clone())
-                    }
-                    (Some(predictor), None) => {
-                        let names = vec![plan.logits.clone()];
-                        let (mut logits, next) = predict(predictor, plan, names, &last, &states, Some(&one))?;
-                        (logits.remove(0), next)
-                    }
-                    _ => return Err(failed("the search has no predictor")),
-                };
-                let token = self.best(&logits, plan.blank)?;
-                if token == plan.blank {
-                    break;
-                }
-                found.push((token, frame));
-                last.remove(0);
-                last.push(token as f64);
-                states = next;
                 predicted = None;
+                of_frame += 1;
+            }
+            if token == plan.blank || duration > 0 || of_frame >= plan.max_tokens {
+                frame += duration.max(1);
+                of_frame = 0;
             }
         }
-        Ok(Row { found, last, states })
+        row.skip = if plan.durations.is_empty() { 0 } else { frame - count };
+        Ok(row)
+    }
+
+    /// The logits of a frame, and the predictor's states after a token.
+    fn logits(
+        &mut self,
+        plan: &TransducerPlan,
+        frame: &Host,
+        row: &Row,
+        predicted: &mut Option<(Vec<Host>, Vec<Host>)>,
+    ) -> Result<(Host, Vec<Host>), VerifyError> {
+        match (&mut self.predictor, &mut self.joint) {
+            (Some(predictor), Some(joint)) => {
+                let (passed, next) = match predicted.take() {
+                    Some(made) => made,
+                    None => {
+                        let names: Vec<String> = plan.passed.iter().map(|(from, _)| from.clone()).collect();
+                        predict(predictor, plan, names, row, None)?
+                    }
+                };
+                let to = plan.passed.iter().map(|(_, to)| to.clone());
+                let mut feeds: Vec<(String, Host)> = to.zip(passed.iter().cloned()).collect();
+                feeds.push((plan.frames_input.clone(), frame.clone()));
+                let logits = joint.run(&feeds, std::slice::from_ref(&plan.logits))?.remove(0);
+                *predicted = Some((passed, next.clone()));
+                Ok((logits, next))
+            }
+            (Some(predictor), None) => {
+                let (mut logits, next) = predict(predictor, plan, vec![plan.logits.clone()], row, Some(frame))?;
+                Ok((logits.remove(0), next))
+            }
+            _ => Err(failed("the search has no predictor")),
+        }
+    }
+
+    /// The token, and by how many frames the search goes on.
+    fn decided(&mut self, plan: &TransducerPlan, logits: &Host) -> Result<(i64, i64), VerifyError> {
+        let mut tokens = logits.numbers();
+        let count = plan.durations.len();
+        let durations = tokens.split_off(tokens.len().saturating_sub(count));
+        let token = self.best(&tokens, plan.blank)?;
+        let at = if count == 0 { 0 } else { self.best(&durations, 0)? as usize };
+        Ok((token, plan.durations.get(at).copied().unwrap_or_default()))
     }
 
     /// The first of the largest logits.
-    fn best(&mut self, logits: &Host, blank: i64) -> Result<i64, VerifyError> {
-        let numbers = logits.numbers();
+    fn best(&mut self, numbers: &[f64], blank: i64) -> Result<i64, VerifyError> {
         if numbers.len() as i64 <= blank {
             let why = format!("blank is {blank}, and there are {} tokens", numbers.len());
             return Err(VerifyError::Given(why));
@@ -208,18 +239,17 @@ fn predict(
     predictor: &mut Graph,
     plan: &TransducerPlan,
     outputs: Vec<String>,
-    last: &[f64],
-    states: &[Host],
+    row: &Row,
     frame: Option<&Host>,
 ) -> Result<(Vec<Host>, Vec<Host>), VerifyError> {
-    let count = last.len() as i64;
+    let count = row.last.len() as i64;
     let dims = if plan.is_flat { vec![1] } else { vec![1, count] };
-    let mut feeds = vec![(plan.tokens_input.clone(), Host::of(plan.tokens_elem, dims, last))];
+    let mut feeds = vec![(plan.tokens_input.clone(), Host::of(plan.tokens_elem, dims, &row.last))];
     if let Some((input, elem)) = &plan.lengths_input {
         feeds.push((input.clone(), Host::filled_with(*elem, vec![1], count as f64)));
     }
     feeds.extend(frame.map(|frame| (plan.frames_input.clone(), frame.clone())));
-    feeds.extend(plan.states.iter().map(|state| state.pair.input.clone()).zip(states.iter().cloned()));
+    feeds.extend(plan.states.iter().map(|state| state.pair.input.clone()).zip(row.states.iter().cloned()));
     let passed = outputs.len();
     let mut names = outputs;
     names.extend(plan.states.iter().map(|state| state.pair.output.clone()));

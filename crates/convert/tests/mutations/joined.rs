@@ -71,7 +71,9 @@ pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
     }
     if is_recogniser || choices.below(4) == 0 {
         let max_tokens = choices.pick(&[1, 3]);
-        let kind = if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens } };
+        let durations = if choices.below(4) == 0 { vec![0, 1, 2] } else { Vec::new() };
+        let kind =
+            if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens, durations } };
         let logits = (choices.below(16) == 0).then(|| name(&mut choices, true));
         options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits });
     }

@@ -22,7 +22,9 @@ use crate::pairs::StatePair;
 use crate::report::InitialState;
 
 pub use ctc::CtcPlan;
-pub use options::{FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, SEARCH, Search, SearchKind, TOKENS};
+pub use options::{
+    FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
+};
 pub use plan::{Joint, TransducerPlan};
 
 /// How the tokens are found, for the comparison.
@@ -35,10 +37,11 @@ pub enum SearchPlan {
 
 /// The plan of a search over these graphs.
 pub fn plan(parts: &[Read], links: &[Link], search: &Search) -> Result<SearchPlan, JoinError> {
-    match search.kind {
+    match &search.kind {
         SearchKind::Ctc => ctc::plan(parts, search).map(SearchPlan::Ctc),
-        SearchKind::Transducer { max_tokens } => {
-            plan::transducer(parts, links, search, max_tokens).map(|plan| SearchPlan::Transducer(plan.into()))
+        SearchKind::Transducer { max_tokens, durations } => {
+            plan::transducer(parts, links, search, (*max_tokens, durations))
+                .map(|plan| SearchPlan::Transducer(plan.into()))
         }
     }
 }
@@ -66,6 +69,11 @@ impl SearchPlan {
             Self::Ctc(plan) => plan.logits == name,
             Self::Transducer(plan) => plan.frames == name,
         }
+    }
+
+    /// Whether a jump may end behind the chunk.
+    pub fn has_durations(&self) -> bool {
+        matches!(self, Self::Transducer(plan) if !plan.durations.is_empty())
     }
 
     fn blank(&self) -> i64 {
@@ -117,6 +125,12 @@ impl SearchPlan {
         graph.output.push(ValueInfoProto::tensor(FRAMES, int64, &found));
         graph.output.push(ValueInfoProto::tensor(LAST_NEXT, elem, &last));
         graph.initializer.extend(nodes::CONSTANTS.map(|(name, dims, values)| int64s(name, dims, values)));
-        vec![StatePair { input: LAST.to_owned(), output: LAST_NEXT.to_owned() }]
+        let mut states = vec![StatePair { input: LAST.to_owned(), output: LAST_NEXT.to_owned() }];
+        if self.has_durations() {
+            graph.input.push(ValueInfoProto::tensor(SKIP, int64, std::slice::from_ref(&last[0])));
+            graph.output.push(ValueInfoProto::tensor(SKIP_NEXT, int64, std::slice::from_ref(&last[0])));
+            states.push(StatePair { input: SKIP.to_owned(), output: SKIP_NEXT.to_owned() });
+        }
+        states
     }
 }

@@ -1,6 +1,6 @@
 //! Which tensors of a transducer's graphs are what.
 
-use super::options::Search;
+use super::options::{Search, SearchKind};
 use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::required_inputs;
 use crate::join::error::JoinError;
@@ -54,6 +54,8 @@ pub struct TransducerPlan {
     pub blank: i64,
     /// Most tokens in a frame.
     pub max_tokens: i64,
+    /// How many frames the search goes on by, for each of the last logits. Empty without such logits.
+    pub durations: Vec<i64>,
 }
 
 /// How the joint takes frames.
@@ -83,7 +85,7 @@ pub fn transducer(
     parts: &[Read],
     links: &[Link],
     search: &Search,
-    max_tokens: i64,
+    (max_tokens, durations): (i64, &[i64]),
 ) -> Result<TransducerPlan, JoinError> {
     let Some(joint) = parts.len().checked_sub(1).filter(|&last| last > 0) else {
         return refused("a transducer needs an encoder, and a decoder_joint or a decoder and a joiner".to_owned());
@@ -114,6 +116,8 @@ pub fn transducer(
         None => return Err(link.disagree(parts)?),
     };
     let window = match takes {
+        // A blank may go on by several frames as well.
+        _ if !durations.is_empty() => 1,
         Joint::Along(_) => WINDOW,
         Joint::InRows(_) if is_two && takes_rows => WINDOW,
         Joint::InRows(_) => 1,
@@ -156,6 +160,7 @@ pub fn transducer(
         logits: output.name().to_owned(),
         blank: search.blank,
         max_tokens,
+        durations: durations.to_vec(),
     })
 }
 
@@ -318,13 +323,20 @@ pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a
             *output
         }
     };
-    match found.dims().and_then(|dims| dims.last().cloned()) {
-        Some(Dim::Known(count)) if search.blank >= count => refused(format!(
-            "blank is {}, and the logits '{}' have {count} tokens, from 0 to {}",
-            search.blank,
-            part.full(found.name()),
-            count - 1
-        )),
-        _ => Ok(found),
+    let durations = match &search.kind {
+        SearchKind::Transducer { durations, .. } => durations.len() as i64,
+        SearchKind::Ctc => 0,
+    };
+    let Some(Dim::Known(count)) = found.dims().and_then(|dims| dims.last().cloned()) else { return Ok(found) };
+    let count = count - durations;
+    if search.blank < count {
+        return Ok(found);
     }
+    let beside = if durations > 0 { format!(" beside {durations} durations") } else { String::new() };
+    refused(format!(
+        "blank is {}, and the logits '{}' have {count} tokens{beside}, from 0 to {}",
+        search.blank,
+        part.full(found.name()),
+        count - 1
+    ))
 }

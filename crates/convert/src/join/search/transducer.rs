@@ -3,9 +3,12 @@
 //! Between two tokens the predictor doesn't change. So a turn asks the joint for several frames, and goes on at the first one
 //! that isn't blank. The predictor's state is kept only in rows where a token was found. Each row has its own position in
 //! time; the loop ends when the last one is at the end of the chunk.
+//!
+//! If the last logits are durations (TDT), they say how many frames a turn goes on by, with a token or without one. A turn
+//! then asks for one frame, and a jump past the end of the chunk becomes a state.
 
 use super::nodes::Nodes;
-use super::options::{LAST, LAST_NEXT, SEARCH};
+use super::options::{LAST, LAST_NEXT, SEARCH, SKIP, SKIP_NEXT};
 use super::pack;
 use super::plan::{Joint, PredictorState, TransducerPlan};
 use crate::join::part::Read;
@@ -52,7 +55,8 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
     }
     let logits = names[plan.joint].tensor(&plan.logits);
     let body = in_loop(plan, body, &states, &logits, rows);
-    let mut inputs = vec![before.turns.as_str(), "", before.start.as_str()];
+    let has_durations = !plan.durations.is_empty();
+    let mut inputs = vec![before.turns.as_str(), "", if has_durations { SKIP } else { before.start.as_str() }];
     inputs.extend((plan.max_tokens > 1).then_some(before.start.as_str()));
     inputs.push(LAST);
     inputs.extend(states.iter().map(|state| state.input.as_str()));
@@ -69,6 +73,9 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
         ..AttributeProto::default()
     });
     nodes.0.push(node);
+    if has_durations {
+        nodes.push("Sub", SKIP_NEXT, &["search.t_end", "search.count"], |node| node);
+    }
     let [tokens, frames] = [("tokens", "search.token_turns"), ("frames", "search.frame_turns")]
         .map(|(own, turns)| nodes.with("Transpose", own, &[turns], |node| node.with_ints("perm", &[1, 0])));
     let is_found = nodes.add("Greater", "found", &[&tokens, "search.-1"]);
@@ -155,6 +162,11 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
         int64s("search.turns_of_frame", &[1], &[plan.max_tokens + 1]),
     ];
     graph.initializer.extend(constants);
+    if !plan.durations.is_empty() {
+        let count = plan.durations.len() as i64;
+        graph.initializer.push(int64s("search.durations", &[count], &plan.durations));
+        graph.initializer.push(int64s("search.first_duration", &[1], &[-count]));
+    }
     // Frames come second, so that a row of a matrix is a frame.
     let frames = if plan.frames_axis == 2 {
         nodes.with("Transpose", "frames_second", &[&plan.frames], |node| node.with_ints("perm", &[0, 2, 1]))
@@ -219,13 +231,27 @@ fn number(elem: i32, value: i64) -> TensorProto {
 fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: &str, rows: &Dim) -> GraphProto {
     let mut nodes = Nodes::default();
     let several = plan.max_tokens > 1;
-    let column = nodes.add("Unsqueeze", "t_column", &["search.t", "search.1"]);
+    let has_durations = !plan.durations.is_empty();
+    // A jump may have ended behind the frames.
+    let at =
+        if has_durations { nodes.add("Min", "t_inside", &["search.t", "search.count"]) } else { "search.t".to_owned() };
+    let column = nodes.add("Unsqueeze", "t_column", &[&at, "search.1"]);
     window(&mut nodes, plan, &column);
     if plan.is_flat {
         nodes.add("Squeeze", "last_token", &[&kept(LAST), "search.1"]);
     }
     nodes.0.extend(graphs.0);
-    let logits = nodes.add("Reshape", "logits", &[logits, "search.logits_shape"]);
+    let mut logits = nodes.add("Reshape", "logits", &[logits, "search.logits_shape"]);
+    let mut duration = None;
+    if has_durations {
+        let [from, to, axis] = ["search.first_duration", "search.end", "search.2"];
+        let last = nodes.add("Slice", "duration_logits", &[&logits, from, to, axis]);
+        let best =
+            nodes.with("ArgMax", "best_duration", &[&last], |node| node.with_int("axis", 2).with_int("keepdims", 0));
+        let frames = nodes.add("Gather", "duration_column", &["search.durations", &best]);
+        duration = Some(nodes.add("Squeeze", "duration", &[&frames, "search.1"]));
+        logits = nodes.add("Slice", "token_logits", &[&logits, "search.0", from, axis]);
+    }
     let best = nodes.with("ArgMax", "best", &[&logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
     let is_blank = nodes.add("Equal", "is_blank", &[&best, "search.blank"]);
     let is_other = nodes.add("Not", "is_other", &[&is_blank]);
@@ -242,23 +268,10 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     let frame = nodes.add("Squeeze", "frame_of_turn", &[&frame, "search.1"]);
     let new = nodes.add("Squeeze", "token", &[&token, "search.1"]);
     let out = nodes.add("Where", "token_of_turn", &[&found_row, &new, "search.-1"]);
-    // The next frame without a token is behind the window.
-    let behind = nodes.add("Add", "behind_window", &["search.t", "search.window"]);
-    let behind = nodes.add("Min", "behind", &[&behind, "search.count"]);
-    let next = if several {
-        let skipped = nodes.add("Squeeze", "first_row", &[&first, "search.1"]);
-        let is_same = nodes.add("Equal", "is_same_frame", &[&skipped, "search.0"]);
-        let so_far = nodes.add("Where", "count_of_frame", &[&is_same, "search.tokens_of_frame", "search.0"]);
-        let count = nodes.add("Add", "count_with_token", &[&so_far, "search.1"]);
-        let is_room = nodes.add("Less", "is_room", &[&count, "search.max_tokens"]);
-        let goes_on = nodes.add("And", "stays", &[&found_row, &is_room]);
-        nodes.add("Where", "tokens_of_frame_next", &[&goes_on, &count, "search.0"]);
-        let step = nodes.add("Where", "step", &[&is_room, "search.0", "search.1"]);
-        nodes.add("Add", "next_of_token", &[&frame, &step])
-    } else {
-        nodes.add("Add", "next_of_token", &[&frame, "search.1"])
+    let next = match duration {
+        Some(duration) => next_by_duration(&mut nodes, &duration, &found_row, several),
+        None => next_by_token(&mut nodes, [&first, &frame, &found_row], several),
     };
-    let next = nodes.add("Where", "t_next", &[&found_row, &next, &behind]);
     last_tokens(&mut nodes, plan, &token, &is_hit);
     for state in states {
         keep_state(&mut nodes, state, &found_row);
@@ -291,6 +304,47 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     }
     body.output.extend([value(&out, INT64, row), value(&frame, INT64, row)]);
     body
+}
+
+/// The next position: that of the token, as long as its frame has room for more, or behind the window.
+fn next_by_token(nodes: &mut Nodes, [first, frame, is_hit]: [&str; 3], several: bool) -> String {
+    let behind = nodes.add("Add", "behind_window", &["search.t", "search.window"]);
+    let behind = nodes.add("Min", "behind", &[&behind, "search.count"]);
+    let next = if several {
+        let skipped = nodes.add("Squeeze", "first_row", &[first, "search.1"]);
+        let is_same = nodes.add("Equal", "is_same_frame", &[&skipped, "search.0"]);
+        let so_far = nodes.add("Where", "count_of_frame", &[&is_same, "search.tokens_of_frame", "search.0"]);
+        let count = nodes.add("Add", "count_with_token", &[&so_far, "search.1"]);
+        let is_room = nodes.add("Less", "is_room", &[&count, "search.max_tokens"]);
+        let stays = nodes.add("And", "stays", &[is_hit, &is_room]);
+        nodes.add("Where", "tokens_of_frame_next", &[&stays, &count, "search.0"]);
+        let step = nodes.add("Where", "step", &[&is_room, "search.0", "search.1"]);
+        nodes.add("Add", "next_of_token", &[frame, &step])
+    } else {
+        nodes.add("Add", "next_of_token", &[frame, "search.1"])
+    };
+    nodes.add("Where", "t_next", &[is_hit, &next, &behind])
+}
+
+/// The next position: as many frames on as the duration says. The search stays only for a token of duration 0, as long as
+/// the frame has room for more.
+fn next_by_duration(nodes: &mut Nodes, duration: &str, is_hit: &str, several: bool) -> String {
+    let moved = nodes.add("Max", "moved", &[duration, "search.1"]);
+    let step = if several {
+        let count = nodes.add("Add", "count_with_token", &["search.tokens_of_frame", "search.1"]);
+        let is_room = nodes.add("Less", "is_room", &[&count, "search.max_tokens"]);
+        let is_zero = nodes.add("Equal", "is_zero", &[duration, "search.0"]);
+        let may_stay = nodes.add("And", "may_stay", &[&is_zero, &is_room]);
+        let stays = nodes.add("And", "stays", &[is_hit, &may_stay]);
+        nodes.add("Where", "tokens_of_frame_next", &[&stays, &count, "search.0"]);
+        nodes.add("Where", "step", &[&stays, "search.0", &moved])
+    } else {
+        moved
+    };
+    let next = nodes.add("Add", "t_moved", &["search.t", &step]);
+    let is_inside = nodes.add("Less", "was_inside", &["search.t", "search.count"]);
+    // A row that is behind its frames waits for the others.
+    nodes.add("Where", "t_next", &[&is_inside, &next, "search.t"])
 }
 
 /// The frames from each row's position on, as the joint takes them; and the predictor's outputs for each of them.
