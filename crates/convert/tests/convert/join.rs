@@ -7,7 +7,7 @@ use stateful_convert::onnx::schema::{FunctionProto, ModelProto, NodeProto, Strin
 use stateful_convert::onnx::{DataType, read, write};
 use stateful_convert::verify::{Amount, Compared, Given, JoinedModels, Source, VerifyError, verify_joined};
 
-use crate::common::{Build, node, pair, runtime, with_graph};
+use crate::common::{Build, node, pair, runtime, with_graph, with_text};
 
 pub fn part(name: &str, model: &[u8]) -> Part {
     Part { name: name.to_owned(), model: model.to_vec().into(), folder: String::new() }
@@ -195,6 +195,58 @@ fn opsets_are_raised_to_one() {
         "graph 'a': Upsample 'the upsample' has no equal in newer opsets; opset 10 changed Upsample: export the graph with \
          opset 18"
     );
+}
+
+#[test]
+fn raised_nodes_answer_as_before() {
+    let float = |node, name: &str, value| with_float(node, name, value);
+    let x = || Build::new().input("x", "batch 4 6").output("y", "");
+    let waves = Build::new().input("x", "batch 6 1").output("y", "");
+    let twice = |outputs: &str| node("Split", "x", outputs).with_int("axis", 2);
+    let index = |build: Build| build.ints("at", &[1, 1, 2], &[3, 0]).floats("new", &[1, 1, 2], &[7.0, 8.0]);
+    let grid = Build::new().input("x", "batch 2 3 4").output("y", "").weights("g", &[1, 5, 5, 2]);
+    let grid = grid.floats("like", &[1], &[0.0]).ints("rows", &[1], &[0]);
+    let shape = grid.node(node("Shape", "x", "s")).node(node("Gather", "s rows", "n")).ints("rest", &[3], &[5, 5, 2]);
+    let grid = shape.node(node("Concat", "n rest", "ns").with_int("axis", 0)).node(node("Expand", "g ns", "gs"));
+    let moments = ["scale", "b", "mean", "var"];
+    let norm = moments.iter().fold(x(), |build, name| build.floats(name, &[4], &[0.5, 1.0, 1.5, 2.0]));
+    let cases = [
+        (9, 10, x().node(node("TopK", "x", "y i").with_int("k", 2))),
+        (9, 12, x().node(float(node("Dropout", "x", "y"), "ratio", 0.3))),
+        (7, 9, norm.node(node("BatchNormalization", "x scale b mean var", "y").with_int("spatial", 1))),
+        (
+            12,
+            13,
+            x().node(twice("a b").with_ints("split", &[2, 4]))
+                .node(node("ReduceMax", "b", "y").with_ints("axes", &[1])),
+        ),
+        (12, 18, x().node(twice("a b")).node(node("Sub", "a b", "y"))),
+        (17, 18, x().node(twice("a b c")).node(node("Sub", "a b", "y"))),
+        (11, 13, x().node(node("LogSoftmax", "x", "y").with_int("axis", 2))),
+        (11, 13, x().node(node("Softmax", "x", "y").with_int("axis", -2))),
+        (11, 18, x().node(node("ReduceSum", "x", "y").with_ints("axes", &[-1]).with_int("keepdims", 0))),
+        (17, 18, x().node(node("ReduceMean", "x", "y").with_ints("axes", &[1]).with_int("keepdims", 0))),
+        (17, 20, x().node(node("ReduceL2", "x", "y").with_int("keepdims", 0))),
+        (10, 11, x().node(float(node("Clip", "x", "y"), "min", 0.25))),
+        (10, 13, x().node(float(node("Clip", "x", "y"), "max", 0.25))),
+        (10, 11, x().node(float(node("Pad", "x", "y").with_ints("pads", &[0, 1, 0, 0, 0, 2]), "value", 3.0))),
+        (9, 10, x().node(node("Slice", "x", "y").with_ints("starts", &[1]).with_ints("ends", &[-1]))),
+        (9, 11, index(x()).node(node("Scatter", "x at new", "y").with_int("axis", 2))),
+        (17, 20, waves.node(node("DFT", "x", "y"))),
+        (16, 20, grid.node(with_text(node("GridSample", "x gs", "y"), "mode", "bilinear"))),
+    ];
+    for (from, to, build) in cases {
+        let old = build.bytes_of_opset(from);
+        let other = Build::new().input("w", "batch 3").output("z", "batch 3").node(node("Neg", "w", "z"));
+        let other = other.bytes_of_opset(to);
+        let graph = read(old.clone().into()).unwrap().graph.unwrap();
+        let label = graph.node.iter().map(NodeProto::op_type).collect::<Vec<_>>().join(" ");
+        let parts = parts(&[("old", &old), ("other", &other)]);
+        let joined = join(&parts, &wired("")).unwrap_or_else(|error| panic!("{label}: {error}"));
+        assert_eq!(model_of(&joined).opset_import[0].version(), to);
+        let compared = compare(&parts, &joined).unwrap_or_else(|error| panic!("{label}: {error}"));
+        assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{label}: {compared:?}");
+    }
 }
 
 fn with_float(mut node: NodeProto, name: &str, value: f32) -> NodeProto {
