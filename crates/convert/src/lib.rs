@@ -3,7 +3,8 @@
 //! A model with an LSTM inside takes a whole sequence and keeps its recurrence to itself. [`convert()`] cuts the
 //! recurrence open: each recurrent node, each loop and each causal convolution gets a state input and a state output.
 //! The converted model takes chunks of any length, and its answers are those of one run over everything. A model whose
-//! answers depend on later steps is refused with the nodes that stand in the way.
+//! answers depend on later steps is refused with the nodes that stand in the way. [`join::join`] makes one graph of several,
+//! so that a request runs all of them.
 //!
 //! | module | |
 //! |---|---|

@@ -55,6 +55,8 @@ pub enum JoinError {
         "the model would have no outputs: all of them are wired or states; name those that responses need as outputs"
     )]
     NoOutputs,
+    #[error("output '{0}' would be the next value of two states: give each an output of its own, as by an Identity")]
+    TwoStates(String),
     #[error("graphs '{0}' and '{1}' have different versions of the operators of '{2}': export them with the same one")]
     Domain(String, String, String),
     #[error("search: {0}")]

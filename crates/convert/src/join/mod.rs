@@ -104,6 +104,11 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
         let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
         part.pairs.iter().map(full).collect::<Vec<_>>()
     }));
+    // The backend keeps one state for each output.
+    let is_taken = |(index, pair): (usize, &StatePair)| states[..index].iter().any(|other| other.output == pair.output);
+    if let Some(index) = (0..states.len()).find(|&index| is_taken((index, &states[index]))) {
+        return Err(JoinError::TwoStates(states.swap_remove(index).output));
+    }
     let mut model = merge::model(&mut parts, &names, opset)?;
     let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
     let outside = plan.outside().len();

@@ -106,6 +106,11 @@ fn wires_name_what_goes_where() {
     let options = JoinOptions { outputs: vec!["a.y".to_owned()], ..wired("<<<a.y, b.in>>> <<<a.y, c.in>>>") };
     let joined = checked(&[("a", &first), ("b", &second), ("c", &second)], &options);
     assert_eq!(names(&joined).1, ["a.y", "b.out", "c.out"]);
+    // An output may be an input that is wired.
+    let through =
+        Build::new().input("y", "N 3").output("y", "N 3").output("w", "N 3").node(node("Neg", "y", "w")).bytes();
+    let joined = checked(&[("a", &first), ("b", &through)], &wired(""));
+    assert_eq!(names(&joined).1, ["b.y", "b.w"]);
     // An input may, too.
     let joined = checked(&[("b", &second), ("c", &second)], &wired("<<<b.in, c.in>>>"));
     assert_eq!(names(&joined).0, ["b.in"]);
@@ -368,6 +373,11 @@ fn what_cannot_be_joined_is_refused_by_name() {
     let circle = circle.node(node("Add", "a x", "b")).node(node("Add", "a b", "y"));
     let error = refusal(&[("a", &circle.bytes()), ("b", &double("y", "z").bytes())], &wired(""));
     assert!(error.starts_with("graph 'a': Add 'the add' waits for its own output"), "{error}");
+    let twice =
+        Build::new().input("x", "N 3").input("a", "N 3").input("b", "N 3").output("p", "N 3").output("q", "N 3");
+    let twice = twice.node(node("Sum", "x a b", "p")).node(node("Neg", "p", "q")).bytes();
+    let error = refusal(&[("g", &twice), ("h", &second)], &wired("<<<g.p, g.a>>> <<<g.p, g.b>>> <<<g.q, h.z>>>"));
+    assert!(error.contains("output 'g.p' would be the next value of two states"), "{error}");
     let rivals = Build::new().input("x", "N 3").input("h_in", "N 3").output("h_out", "N 3").output("h_new", "N 3");
     let rivals = rivals.node(node("Add", "x h_in", "h_out")).node(node("Neg", "h_out", "h_new")).bytes();
     let error = refusal(&[("a", &rivals), ("b", &second)], &wired(""));
