@@ -1,7 +1,8 @@
 //! A greedy search inside the joined graph: its last graphs find tokens, so that responses have these.
 //!
-//! Rules: each row has its own position in time, so rows don't change each other's tokens; a token is packed to the left of
-//! its row, and `tokens_length` says how many there are, so that what a row gets doesn't depend on the others.
+//! Rules: each row has its own position in time, so rows don't change each other's tokens. Tokens are packed to the left of
+//! their row, `tokens_length` says how many there are, and the width depends on the frames only, so that an answer tells
+//! nothing about other rows.
 
 mod ctc;
 mod nodes;
@@ -10,12 +11,11 @@ mod pack;
 mod plan;
 mod transducer;
 
-use crate::batch::{is_batch_name, is_made_up};
-
 use super::error::JoinError;
 use super::part::Read;
 use super::rename::Names;
 use super::wires::Link;
+use crate::batch::{is_batch_name, is_made_up};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, int64s};
 use crate::pairs::StatePair;

@@ -230,32 +230,52 @@ fn number(elem: i32, value: i64) -> TensorProto {
 /// The body of the loop.
 fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: &str, rows: &Dim) -> GraphProto {
     let mut nodes = Nodes::default();
-    let several = plan.max_tokens > 1;
-    let has_durations = !plan.durations.is_empty();
     // A jump may have ended behind the frames.
-    let at =
-        if has_durations { nodes.add("Min", "t_inside", &["search.t", "search.count"]) } else { "search.t".to_owned() };
+    let at = match plan.durations.as_slice() {
+        [] => "search.t".to_owned(),
+        _ => nodes.add("Min", "t_inside", &["search.t", "search.count"]),
+    };
     let column = nodes.add("Unsqueeze", "t_column", &[&at, "search.1"]);
     window(&mut nodes, plan, &column);
     if plan.is_flat {
         nodes.add("Squeeze", "last_token", &[&kept(LAST), "search.1"]);
     }
     nodes.0.extend(graphs.0);
-    let mut logits = nodes.add("Reshape", "logits", &[logits, "search.logits_shape"]);
-    let mut duration = None;
-    if has_durations {
-        let [from, to, axis] = ["search.first_duration", "search.end", "search.2"];
-        let last = nodes.add("Slice", "duration_logits", &[&logits, from, to, axis]);
-        let best =
-            nodes.with("ArgMax", "best_duration", &[&last], |node| node.with_int("axis", 2).with_int("keepdims", 0));
-        let frames = nodes.add("Gather", "duration_column", &["search.durations", &best]);
-        duration = Some(nodes.add("Squeeze", "duration", &[&frames, "search.1"]));
-        logits = nodes.add("Slice", "token_logits", &[&logits, "search.0", from, axis]);
+    let logits = nodes.add("Reshape", "logits", &[logits, "search.logits_shape"]);
+    let next = if plan.durations.is_empty() {
+        let Hit { first, frame, is_hit } = first_hit(&mut nodes, &logits, &column);
+        next_by_token(&mut nodes, [&first, &frame, &is_hit], plan.max_tokens > 1)
+    } else {
+        let (logits, duration) = without_durations(&mut nodes, &logits);
+        let Hit { is_hit, .. } = first_hit(&mut nodes, &logits, &column);
+        next_by_duration(&mut nodes, &duration, &is_hit, plan.max_tokens > 1)
+    };
+    last_tokens(&mut nodes, plan);
+    for state in states {
+        keep_state(&mut nodes, state);
     }
-    let best = nodes.with("ArgMax", "best", &[&logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
+    let is_active = nodes.add("Less", "is_active", &[&next, "search.count"]);
+    let is_active = nodes.cast("is_active_number", &is_active, INT64);
+    let active = nodes.with("ReduceSum", "active", &[&is_active], |node| node.with_int("keepdims", 0));
+    let goes_on = nodes.add("Greater", "active_some", &[&active, "search.0"]);
+    nodes.add("Reshape", "goes_on", &[&goes_on, "search.scalar"]);
+    body(plan, nodes, states, rows)
+}
+
+/// What a turn finds, in the first frame with a token.
+struct Hit {
+    /// Its position in the window.
+    first: String,
+    frame: String,
+    is_hit: String,
+}
+
+/// The first frame of the window whose best token isn't blank. Makes `search.token_of_turn` and `search.frame_of_turn`.
+fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> Hit {
+    let best = nodes.with("ArgMax", "best", &[logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
     let is_blank = nodes.add("Equal", "is_blank", &[&best, "search.blank"]);
     let is_other = nodes.add("Not", "is_other", &[&is_blank]);
-    let at = nodes.add("Add", "at", &[&column, "search.offsets"]);
+    let at = nodes.add("Add", "at", &[column, "search.offsets"]);
     let is_inside = nodes.add("Less", "is_inside", &[&at, "search.count"]);
     let hit = nodes.add("And", "hit", &[&is_other, &is_inside]);
     let hit = nodes.cast("hit_number", &hit, INT32);
@@ -263,25 +283,26 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     let [token, is_hit] = [("token_column", &best), ("hit_column", &hit)]
         .map(|(own, values)| nodes.with("GatherElements", own, &[values, &first], |node| node.with_int("axis", 1)));
     let is_hit = nodes.cast("is_hit_column", &is_hit, BOOL);
-    let found_row = nodes.add("Squeeze", "is_hit", &[&is_hit, "search.1"]);
-    let frame = nodes.add("Add", "frame_column", &[&column, &first]);
+    let is_hit = nodes.add("Squeeze", "is_hit", &[&is_hit, "search.1"]);
+    let frame = nodes.add("Add", "frame_column", &[column, &first]);
     let frame = nodes.add("Squeeze", "frame_of_turn", &[&frame, "search.1"]);
-    let new = nodes.add("Squeeze", "token", &[&token, "search.1"]);
-    let out = nodes.add("Where", "token_of_turn", &[&found_row, &new, "search.-1"]);
-    let next = match duration {
-        Some(duration) => next_by_duration(&mut nodes, &duration, &found_row, several),
-        None => next_by_token(&mut nodes, [&first, &frame, &found_row], several),
-    };
-    last_tokens(&mut nodes, plan, &token, &is_hit);
-    for state in states {
-        keep_state(&mut nodes, state, &found_row);
-    }
-    let is_active = nodes.add("Less", "is_active", &[&next, "search.count"]);
-    let is_active = nodes.cast("is_active_number", &is_active, INT64);
-    let active = nodes.with("ReduceSum", "active", &[&is_active], |node| node.with_int("keepdims", 0));
-    let goes_on = nodes.add("Greater", "active_some", &[&active, "search.0"]);
-    nodes.add("Reshape", "goes_on", &[&goes_on, "search.scalar"]);
+    let token = nodes.add("Squeeze", "token", &[&token, "search.1"]);
+    nodes.add("Where", "token_of_turn", &[&is_hit, &token, "search.-1"]);
+    Hit { first, frame, is_hit }
+}
 
+/// The logits of tokens, and the best duration of each row.
+fn without_durations(nodes: &mut Nodes, logits: &str) -> (String, String) {
+    let [from, to, axis] = ["search.first_duration", "search.end", "search.2"];
+    let last = nodes.add("Slice", "duration_logits", &[logits, from, to, axis]);
+    let best = nodes.with("ArgMax", "best_duration", &[&last], |node| node.with_int("axis", 2).with_int("keepdims", 0));
+    let frames = nodes.add("Gather", "duration_column", &["search.durations", &best]);
+    let duration = nodes.add("Squeeze", "duration", &[&frames, "search.1"]);
+    (nodes.add("Slice", "token_logits", &[logits, "search.0", from, axis]), duration)
+}
+
+/// The graph of these nodes, with the values that the loop carries.
+fn body(plan: &TransducerPlan, nodes: Nodes, states: &[NamedState], rows: &Dim) -> GraphProto {
     let row = std::slice::from_ref(rows);
     let tokens = [rows.clone(), Dim::Known(plan.context)];
     let value = ValueInfoProto::tensor;
@@ -292,7 +313,7 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
         value("search.t", INT64, row),
     ];
     body.output = vec![value("search.goes_on", BOOL, &[]), value("search.t_next", INT64, row)];
-    if several {
+    if plan.max_tokens > 1 {
         body.input.push(value("search.tokens_of_frame", INT64, row));
         body.output.push(value("search.tokens_of_frame_next", INT64, row));
     }
@@ -302,7 +323,7 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
         body.input.push(value(&kept(&state.input), state.elem, &state.dims));
         body.output.push(value(&format!("{}/turn", state.output), state.elem, &state.dims));
     }
-    body.output.extend([value(&out, INT64, row), value(&frame, INT64, row)]);
+    body.output.extend(["search.token_of_turn", "search.frame_of_turn"].map(|name| value(name, INT64, row)));
     body
 }
 
@@ -365,8 +386,8 @@ fn window(nodes: &mut Nodes, plan: &TransducerPlan, column: &str) {
 }
 
 /// Appends the token in rows where one was found.
-fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan, token: &str, is_hit: &str) {
-    let last = kept(LAST);
+fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan) {
+    let (last, token) = (kept(LAST), "search.token_column");
     let token =
         if plan.tokens_elem == INT64 { token.to_owned() } else { nodes.cast("token_typed", token, plan.tokens_elem) };
     let new = if plan.context == 1 {
@@ -375,11 +396,11 @@ fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan, token: &str, is_hit: &s
         let later = nodes.add("Slice", "last_later", &[&last, "search.1", "search.end", "search.1"]);
         nodes.with("Concat", "last_new", &[&later, &token], |node| node.with_int("axis", 1))
     };
-    nodes.push("Where", &format!("{LAST_NEXT}/turn"), &[is_hit, &new, &last], |node| node);
+    nodes.push("Where", &format!("{LAST_NEXT}/turn"), &["search.is_hit_column", &new, &last], |node| node);
 }
 
 /// Takes a state's next value in rows where a token was found.
-fn keep_state(nodes: &mut Nodes, state: &NamedState, is_hit: &str) {
+fn keep_state(nodes: &mut Nodes, state: &NamedState) {
     let mut shape = vec![1; state.dims.len()];
     if let Some(axis) = state.rows {
         shape[axis] = -1;
@@ -388,7 +409,7 @@ fn keep_state(nodes: &mut Nodes, state: &NamedState, is_hit: &str) {
     let value = int64s("", &[shape.len() as i64], &shape);
     nodes.push("Constant", &name, &[], |node| node.with_tensor("value", value));
     let flag = format!("{}/is_hit", state.output);
-    nodes.push("Reshape", &flag, &[is_hit, &name], |node| node);
+    nodes.push("Reshape", &flag, &["search.is_hit", &name], |node| node);
     let (new, old) = (found(&state.output), kept(&state.input));
     nodes.push("Where", &format!("{}/turn", state.output), &[&flag, &new, &old], |node| node);
 }
