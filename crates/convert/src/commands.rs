@@ -6,7 +6,8 @@ use clap::Args;
 use stateful_convert::builtin;
 use stateful_convert::onnx::write;
 
-use crate::files::{CONFIG, Content, Problem, write_files};
+use crate::files::{Content, write_files};
+use crate::problem::{CONFIG, Problem};
 use crate::texts::tensors;
 
 /// Serves the model as it is; a host with a GPU would place it there otherwise.

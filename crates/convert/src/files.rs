@@ -5,78 +5,11 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use stateful_convert::verify::VerifyError;
-use stateful_convert::{BuiltinError, ConvertError, Converted, Hint, WeightsError, path_in};
+use stateful_convert::{Converted, path_in};
 
+use crate::options::Shared;
+use crate::problem::{CONFIG, Problem};
 use crate::texts::config;
-
-/// The name of a model's configuration in a model repository.
-pub const CONFIG: &str = "config.pbtxt";
-
-/// Why nothing was written.
-#[derive(Debug, thiserror::Error)]
-pub enum Problem {
-    #[error("the model is missing: stateful-convert --help shows how to name it")]
-    NoModel,
-    #[error("{} can't be read: {error}", path.display())]
-    Unreadable { path: PathBuf, error: std::io::Error },
-    #[error("{} can't be written: {error}; nothing was written", path.display())]
-    Unwritable { path: PathBuf, error: std::io::Error },
-    #[error("{} exists; --force replaces it{}", .0.display(), if is_config(.0) { ", and --no-config leaves it" } else { "" })]
-    Exists(PathBuf),
-    #[error("{} belongs to the model that is converted: write the result to another file or folder", .0.display())]
-    Original(PathBuf),
-    #[error("{} would be written twice, as two files: choose another name for the model", .0.display())]
-    Twice(PathBuf),
-    #[error("{}: {why}", path.display())]
-    Recordings { path: PathBuf, why: String },
-    #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display().to_string().trim_end_matches('/'))]
-    Folder(PathBuf),
-    #[error("-o: the name of a file that ends with .onnx is expected, such as {name}/1/model.onnx, not {name}", name = .0.display())]
-    Name(PathBuf),
-    #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
-    States(String),
-    #[error("--states: every input of the model is one of the states {0}, so requests would carry nothing")]
-    NothingToCarry(String),
-    #[error(
-        "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
-    )]
-    NoLibrary,
-    #[error("{}: {why}", model.display())]
-    Weights { model: PathBuf, why: WeightsError },
-    #[error("{}: {error}", model.display())]
-    Read { model: PathBuf, error: ConvertError },
-    #[error("{0}{advice}", advice = advice(.0))]
-    Convert(ConvertError),
-    #[error("{0}; nothing was written")]
-    Builtin(#[from] BuiltinError),
-    #[error("{0}; nothing was written")]
-    Verify(#[from] VerifyError),
-}
-
-fn is_config(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == CONFIG)
-}
-
-/// The options that help.
-fn advice(error: &ConvertError) -> String {
-    let options: Vec<&str> = error.hints().into_iter().map(option).collect();
-    if options.is_empty() { String::new() } else { format!("\n{}", options.join("; ")) }
-}
-
-/// The option for a hint.
-pub const fn option(hint: Hint) -> &'static str {
-    match hint {
-        Hint::Time => "name the axis of the steps with --time INPUT@AXIS",
-        Hint::States => {
-            "if the model has state inputs, name the pairs with --states (stateful-inspect prints those that their names \
-             tell)"
-        }
-        Hint::Batch => "--batch-axis INPUT@AXIS says which it is",
-        Hint::OpenBatch => "--open-batch lets them",
-        Hint::StartAtZero => "--zero-initial-states starts them at zero",
-    }
-}
 
 /// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
 pub struct WorkFolder {
@@ -154,7 +87,7 @@ impl WorkFolder {
 }
 
 /// The folder. An empty path means the current one.
-fn here(folder: Option<&Path>) -> &Path {
+pub fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -187,7 +120,13 @@ pub struct Targets {
 }
 
 impl Targets {
-    pub fn new(output: &Path, with_config: bool) -> Self {
+    /// Nothing is written if only a comparison is asked for.
+    pub fn of(options: &Shared) -> Option<Self> {
+        let output = options.output.as_deref().filter(|_| !options.dry_run);
+        output.map(|output| Self::new(output, !options.no_config))
+    }
+
+    fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
         // Triton wants the configuration above the folders of the versions.
@@ -228,11 +167,12 @@ impl Targets {
     }
 
     /// Refuses to overwrite files of the original, and without `--force` any file.
-    pub fn check(&self, converted_from: &Path, force: bool, folder: &WorkFolder) -> Result<(), Problem> {
+    pub fn check(&self, converted_from: &[&Path], force: bool, folder: &WorkFolder) -> Result<(), Problem> {
         // The initial states of a replaced model are removed.
         let own = [Some(self.model.clone()), Some(self.initial_states.clone()), self.config.clone()];
         let changed: Vec<PathBuf> = own.into_iter().flatten().chain(folder.weights_of(self.folder())).collect();
-        let original: Vec<PathBuf> = folder.weights().chain([converted_from.to_owned()]).collect();
+        let original: Vec<PathBuf> =
+            folder.weights().chain(converted_from.iter().map(|path| path.to_path_buf())).collect();
         for (index, path) in changed.iter().enumerate() {
             if changed[..index].contains(path) {
                 return Err(Problem::Twice(path.clone()));

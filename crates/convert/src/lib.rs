@@ -3,12 +3,14 @@
 //! A model with an LSTM inside takes a whole sequence and keeps its recurrence to itself. [`convert()`] cuts the
 //! recurrence open: each recurrent node, each loop and each causal convolution gets a state input and a state output.
 //! The converted model takes chunks of any length, and its answers are those of one run over everything. A model whose
-//! answers depend on later steps is refused with the nodes that stand in the way.
+//! answers depend on later steps is refused with the nodes that stand in the way. [`join::join`] makes one graph of several,
+//! so that a request runs all of them.
 //!
 //! | module | |
 //! |---|---|
 //! | `convert` | the conversion: bytes in, bytes out |
 //! | `rows` | what the backend asks of a graph that it serves: what it does with the rows of its batch |
+//! | [`join`] | one graph from several |
 //! | `prepared` | reads a model and puts it in order, and says why one isn't converted |
 //! | `cut` | the edits that make states, and lengths of rows that requests say |
 //! | [`report`] | what was done |
@@ -17,6 +19,7 @@
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |
 //! | `builtin` | graphs for the front and the end of models of speech: filter banks, Fourier transforms |
+//! | [`names`] | which inputs and outputs are the two ends of a state, by their names |
 //! | `pairs` | inputs and outputs that are the two ends of a state already |
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
@@ -36,6 +39,8 @@ mod cut;
 mod external;
 mod graph;
 mod infer;
+pub mod join;
+pub mod names;
 #[cfg(feature = "npz")]
 pub mod npz;
 pub mod onnx;

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::graph::{producers, required_inputs};
+use crate::onnx;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::onnx::{self, Dim};
 
 /// The input that takes a state, and the output that gives the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,15 +35,7 @@ pub struct BadPairs {
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
     let bad = |twice: Option<&str>| BadPairs { text: text.to_owned(), twice: twice.map(str::to_owned) };
     let mut found: Vec<StatePair> = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (pair, behind) =
-            rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>")).ok_or_else(|| bad(None))?;
-        let (input, output) = pair.split_once(',').ok_or_else(|| bad(None))?;
-        let (input, output) = (input.trim(), output.trim());
-        if input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
-            return Err(bad(None));
-        }
+    for (input, output) in groups(text).ok_or_else(|| bad(None))? {
         if found.iter().any(|known| known.input == input) {
             return Err(bad(Some(input)));
         }
@@ -51,9 +43,25 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
             return Err(bad(Some(output)));
         }
         found.push(StatePair { input: input.to_owned(), output: output.to_owned() });
+    }
+    Ok(found)
+}
+
+/// The names of `<<<a, b>>> <<<c, d>>>`. `None` if the text has another form.
+pub fn groups(text: &str) -> Option<Vec<(&str, &str)>> {
+    let mut found = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (pair, behind) = rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>"))?;
+        let (first, second) = pair.split_once(',')?;
+        let (first, second) = (first.trim(), second.trim());
+        if first.is_empty() || second.is_empty() || second.contains(',') || pair.contains('<') {
+            return None;
+        }
+        found.push((first, second));
         rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
-    if found.is_empty() { Err(bad(None)) } else { Ok(found) }
+    Some(found).filter(|found| !found.is_empty())
 }
 
 /// Reads the pairs that a graph's description names. They are in lines that have both `InputState` and `OutputState`, or
@@ -87,13 +95,7 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String
     };
     for pair in pairs {
         let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
-        // An exporter may name the same dimension differently at both ends, so only numbers count.
-        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-        let same_dims = match (input.dims(), output.dims()) {
-            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
-            _ => true,
-        };
-        if input.elem() != output.elem() || !same_dims {
+        if !input.accepts(&output) {
             let shape = |value: &ValueInfoProto| {
                 format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
             };

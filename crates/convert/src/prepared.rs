@@ -99,7 +99,7 @@ pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
 }
 
 /// Sorts a graph and its inner graphs. Refuses nodes that wait for each other, and two nodes that make one tensor.
-fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
+pub fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     let refused = |node: &NodeProto, why: String| {
         let refusal = refuse(node, why, CHECKER);
         Err(ConvertError::Refused(refusal.into()))
@@ -116,8 +116,7 @@ fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     }
     // All that follows walks the nodes once, from front to back.
     sort(graph);
-    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
-    attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)).try_for_each(sort_all)
+    graph.node.iter_mut().flat_map(NodeProto::graphs_mut).try_for_each(sort_all)
 }
 
 /// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers whether
@@ -131,8 +130,7 @@ fn put_time_in_front(graph: &mut GraphProto) -> bool {
 fn in_graph(graph: &mut GraphProto, names: &mut Names) -> bool {
     let mut found = false;
     for index in 0..graph.node.len() {
-        let attributes = graph.node[index].attribute.iter_mut();
-        for inner in attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)) {
+        for inner in graph.node[index].graphs_mut() {
             found |= in_graph(inner, names);
         }
         let node = &graph.node[index];

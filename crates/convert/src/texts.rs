@@ -1,20 +1,46 @@
 //! What a conversion did, in tables for people and in a config.pbtxt for Triton.
 
+use std::path::PathBuf;
+
 use comfy_table::{Table, presets};
+use serde_json::json;
 use stateful_convert::onnx::schema::{ModelProto, ValueInfoProto};
 use stateful_convert::onnx::{Dim, bracketed, type_name};
 use stateful_convert::report::{Report, Role, StartsAt, State, StepInput, StepOutput};
 use stateful_convert::verify::Compared;
 
+use crate::options::Shared;
+
+/// What was done, as tables or as JSON. `with` is what the model was compared with.
+pub fn done(
+    report: &Report,
+    compared: &[Compared],
+    warnings: &[String],
+    written: Option<&[PathBuf]>,
+    options: &Shared,
+    with: &str,
+) -> String {
+    if options.json {
+        let mut report = json!(report);
+        report["warnings"] = json!(warnings);
+        return format!("{:#}", json!({ "report": report, "compared": compared, "written": written }));
+    }
+    let mut text = table(report, compared, warnings, with);
+    for path in written.unwrap_or_default() {
+        text += &format!("\nwritten: {}", path.display());
+    }
+    text
+}
+
 /// Tables of inputs and outputs, states and comparisons, then warnings.
-pub fn table(report: &Report, compared: &[Compared], warnings: &[String]) -> String {
+fn table(report: &Report, compared: &[Compared], warnings: &[String], with: &str) -> String {
     let mut text = inputs_and_outputs(report);
     text += &format!("\n{}", states(report));
     let bytes = report.states.iter().try_fold(0_i64, |sum, state| sum.checked_add(state.bytes?));
     if let Some(bytes) = bytes {
         text += &format!("\nstates: {bytes} bytes a sequence\n");
     }
-    text += &format!("\n{}", comparisons(compared));
+    text += &format!("\n{}", comparisons(compared, with));
     for warning in warnings {
         text += &format!("\nwarning: {warning}");
     }
@@ -91,7 +117,7 @@ fn states(report: &Report) -> String {
     made(&["state", "next", "type", "dims", "bytes", "starts at", "of"], report.states.iter().map(row).collect())
 }
 
-fn comparisons(compared: &[Compared]) -> String {
+fn comparisons(compared: &[Compared], with: &str) -> String {
     let row = |compared: &Compared| {
         let result = if compared.largest == 0.0 {
             "equal bit by bit".to_owned()
@@ -101,7 +127,7 @@ fn comparisons(compared: &[Compared]) -> String {
         };
         vec![compared.what.clone(), result]
     };
-    made(&["compared with the original", ""], compared.iter().map(row).collect())
+    made(&[&format!("compared with {with}"), ""], compared.iter().map(row).collect())
 }
 
 /// Most rows of a batch.

@@ -101,9 +101,7 @@ pub fn each_external<E>(
     let constants = attributes.filter_map(|attribute| attribute.t.as_mut());
     let mut weights = graph.initializer.iter_mut().chain(constants).filter(|tensor| is_external(tensor));
     weights.try_for_each(&mut *visit)?;
-    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
-    let mut inner = attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
-    inner.try_for_each(|graph| each_external(graph, visit))
+    graph.node.iter_mut().flat_map(NodeProto::graphs_mut).try_for_each(|graph| each_external(graph, visit))
 }
 
 /// The operator's name, if it is ONNX's own or a known one of ONNX Runtime. Else it is empty, because an operator or a
@@ -124,9 +122,14 @@ pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
 
 /// The version of ONNX's own operators that a model uses.
 pub fn opset(model: &ModelProto) -> i64 {
+    opset_of(&model.opset_import)
+}
+
+/// The version of ONNX's own operators in a list of versions.
+pub fn opset_of(sets: &[OperatorSetIdProto]) -> i64 {
     let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
     // Without an entry, ONNX means version 1.
-    model.opset_import.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
+    sets.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
 }
 
 impl NodeProto {
@@ -192,6 +195,11 @@ impl NodeProto {
     /// The graphs inside the node: bodies and branches.
     pub fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
         self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
+    }
+
+    /// The same, to change them.
+    pub fn graphs_mut(&mut self) -> impl Iterator<Item = &mut GraphProto> {
+        self.attribute.iter_mut().flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs))
     }
 
     /// An input that is there.
@@ -295,6 +303,17 @@ impl ValueInfoProto {
             _ => Dim::Open,
         };
         Some(self.as_tensor()?.shape.as_ref()?.dim.iter().map(dim).collect())
+    }
+
+    /// Whether its type and dims let it take what `other` gives.
+    pub fn accepts(&self, other: &Self) -> bool {
+        // An exporter may name the same dimension differently at both ends, so only numbers count.
+        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+        let dims_agree = match (self.dims(), other.dims()) {
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
+            _ => true,
+        };
+        self.elem() == other.elem() && dims_agree
     }
 
     fn as_tensor(&self) -> Option<&type_proto::Tensor> {

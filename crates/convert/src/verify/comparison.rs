@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::given::{Given, row_axis, row_axis_of, varies};
 use super::host::{Difference, Host, Random};
-use super::models::{Graph, MOST_ELEMENTS, VerifyError};
+use super::models::{Graph, MOST_ELEMENTS, Runs, VerifyError};
 use crate::graph::InputAxis;
 use crate::onnx::{DataType, Dim, element_count, is_float};
 use crate::report::{Report, Role, StartsAt};
@@ -51,10 +51,12 @@ pub struct Compared {
 
 pub struct Comparison<'a> {
     pub report: &'a Report,
-    pub original: &'a mut Graph,
+    pub original: &'a mut dyn Runs,
     pub converted: &'a mut Graph,
     pub starts: Option<&'a mut Graph>,
     pub given: &'a Given,
+    /// Integers are decisions, such as tokens, and must be equal.
+    pub exact_integers: bool,
 }
 
 impl Comparison<'_> {
@@ -176,7 +178,7 @@ impl Comparison<'_> {
     }
 
     /// Compares models of single steps, which have their states outside, step by step.
-    pub fn single_steps(&mut self, steps: i64, rows: i64) -> Result<Compared, VerifyError> {
+    pub fn single_steps(&mut self, what: &str, steps: i64, rows: i64) -> Result<Compared, VerifyError> {
         let mut names = self.output_names();
         names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
         let mut worst: Option<Compared> = None;
@@ -198,7 +200,7 @@ impl Comparison<'_> {
             let mut made = self.converted.run(&of_converted, &names)?;
             let count = self.report.outputs.len();
             states = Some((expected.split_off(count), made.split_off(count)));
-            let compared = self.compare(format!("{steps} steps"), &expected, &[made])?;
+            let compared = self.compare(what.to_owned(), &expected, &[made])?;
             if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
                 worst = Some(compared);
             }
@@ -296,6 +298,9 @@ impl Comparison<'_> {
         } else {
             (TOLERANCE, ROUNDING)
         };
+        if self.exact_integers && !is_float(elem) {
+            return 0.0;
+        }
         // A scale over the whole request differs from chunk to chunk, so answers do, too.
         if self.report.quantizes {
             return (QUANTIZED_TOLERANCE * scale).max(rounding);

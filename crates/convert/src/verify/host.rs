@@ -72,7 +72,8 @@ impl Host {
         Self::of(self.elem, self.dims.clone(), &lengths)
     }
 
-    fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
+    /// A tensor of these numbers.
+    pub fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
         let bytes = with_type!(elem, T => numbers.iter().flat_map(|&number| T::of_number(number).bytes()).collect());
         let bytes = bytes.unwrap_or_default();
         Self { elem, dims, bytes }

@@ -5,8 +5,10 @@ mod comparison;
 mod element;
 mod given;
 mod host;
+mod joined;
 mod models;
 mod rows;
+mod search;
 
 use ort::environment::Environment;
 
@@ -15,6 +17,7 @@ pub use comparison::Compared;
 use comparison::Comparison;
 pub use given::{Given, Recording};
 use given::{as_two_rows, check_given, check_types, has_batch, lengths};
+pub use joined::{Amount, JoinedModels, verify_joined};
 use models::Graph;
 pub use models::{Models, Source, VerifyError, environment};
 
@@ -74,14 +77,21 @@ fn compare(
     if let (Some((of_two_rows, half)), true) = (&of_two_rows, report.time.is_empty()) {
         (given, steps, rows) = (of_two_rows, Some(*half), Some(2));
     }
-    let mut comparison =
-        Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
+    let mut comparison = Comparison {
+        report,
+        original: &mut original,
+        converted: &mut converted,
+        starts: starts.as_mut(),
+        given,
+        exact_integers: false,
+    };
     let total = steps.unwrap_or_else(|| comparison.total(given.chunk));
     let rows = rows.unwrap_or(if comparison.has_lengths() { ROWS_WITH_LENGTHS } else { ROWS });
     comparison.check_sizes((total, rows))?;
     let inputs = comparison.random_inputs(total, rows);
     if report.time.is_empty() {
-        let mut compared = vec![comparison.single_steps(steps.unwrap_or(SINGLE_STEPS), rows)?];
+        let steps = steps.unwrap_or(SINGLE_STEPS);
+        let mut compared = vec![comparison.single_steps(&format!("{steps} steps"), steps, rows)?];
         // The backend runs rows that share a scale one by one.
         if !report.opened.is_empty() || has_batch(report) && !report.quantizes {
             compared.extend(comparison.rows(&inputs, 1)?);

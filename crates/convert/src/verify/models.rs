@@ -73,6 +73,12 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     Ok(environment)
 }
 
+/// Anything that takes the inputs of a model, and gives its outputs.
+pub trait Runs {
+    /// The outputs of these names. Inputs that the model doesn't have are left out.
+    fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError>;
+}
+
 /// A model that runs.
 pub struct Graph {
     session: Session,
@@ -95,8 +101,19 @@ impl Graph {
         Ok(Self { session, model, inputs })
     }
 
-    /// The outputs of these names. Inputs that the model doesn't have are left out.
-    pub fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
+    /// The names of the inputs.
+    pub fn inputs(&self) -> &[String] {
+        &self.inputs
+    }
+
+    /// The names of the outputs.
+    pub fn outputs(&self) -> Vec<String> {
+        self.session.outputs().iter().map(|output| output.name().to_owned()).collect()
+    }
+}
+
+impl Runs for Graph {
+    fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
         let model = self.model;
         let failed = |why: String| VerifyError::Run { model, why: why.trim_end().to_owned() };
         let wanted = inputs.iter().filter(|(name, _)| self.inputs.contains(name));

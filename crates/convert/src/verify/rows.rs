@@ -4,7 +4,7 @@
 use super::comparison::{Compared, Comparison, ROWS_TOGETHER};
 use super::given::{batch_dim, row_axis_of};
 use super::host::{Host, Random};
-use super::models::VerifyError;
+use super::models::{Runs, VerifyError};
 use crate::onnx::{Dim, element_count};
 use crate::report::{Report, Role, StepInput};
 

@@ -10,7 +10,7 @@ use stateful_convert::onnx::schema::NodeProto;
 
 use crate::common::{Build, export, folder, library, node};
 
-fn command(arguments: &[&str]) -> Output {
+pub fn command(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stateful-convert"))
         .env("ORT_DYLIB_PATH", library())
         .args(arguments)
@@ -18,11 +18,11 @@ fn command(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn text(output: &[u8]) -> String {
+pub fn text(output: &[u8]) -> String {
     String::from_utf8_lossy(output).into_owned()
 }
 
-fn path(path: &Path) -> &str {
+pub fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 

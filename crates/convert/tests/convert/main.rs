@@ -9,8 +9,19 @@ mod common;
 mod delays;
 mod exports;
 mod far;
+#[expect(dead_code, reason = "another test uses the rest")]
+#[path = "../mutations/fuzzed.rs"]
+mod fuzzed;
 mod graphs;
+#[path = "../../../../fuzz/inputs.rs"]
+mod inputs;
+mod join;
+mod join_command;
+#[expect(dead_code, reason = "another test uses the rest")]
+#[path = "../mutations/joined.rs"]
+mod joined;
 mod lengths;
 mod odd;
+mod search;
 mod types;
 mod windows;

@@ -44,7 +44,7 @@ pub fn conversion(bytes: &[u8]) {
 }
 
 /// The models of `exports/`. This file is a part of `fuzz/` too, so the folder is searched for.
-fn models() -> Vec<ModelProto> {
+pub fn models() -> Vec<ModelProto> {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let mut folders = above.map(|folder| folder.join("crates/convert/tests/exports"));
     let folder = folders.find(|folder| folder.is_dir()).unwrap();
@@ -55,10 +55,10 @@ fn models() -> Vec<ModelProto> {
 }
 
 /// What decides: each byte of the input makes a choice. Behind the end, the first is taken.
-struct Choices<'a>(&'a [u8]);
+pub struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         let mut next = || {
             let Some((&first, rest)) = self.0.split_first() else { return 0 };
             self.0 = rest;
@@ -73,7 +73,7 @@ impl Choices<'_> {
         }
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 }
@@ -208,7 +208,7 @@ fn some_graph<'a>(choices: &mut Choices, graph: &'a mut GraphProto) -> &'a mut G
     some_graph(choices, inner.next().unwrap())
 }
 
-fn change(choices: &mut Choices, graph: &mut GraphProto) {
+pub fn change(choices: &mut Choices, graph: &mut GraphProto) {
     let graph = some_graph(choices, graph);
     if graph.node.is_empty() {
         return;

@@ -5,7 +5,7 @@
 
 use super::error::CompletionError;
 use super::names::{
-    OF_USER, STATES_PARTS, Taken, by_shape, can_follow, described, leaves_input, side_stem, state_pairs_line, strength,
+    OF_USER, Taken, by_shape, can_follow, described, leaves_input, says_state, side_stem, state_pairs_line, strength,
 };
 use crate::config::{PairPattern, StatePair};
 use crate::onnx::{Signature, TensorInfo};
@@ -125,8 +125,6 @@ struct Reading<'a> {
 impl Reading<'_> {
     /// Whether the names say only which tensor is the input and which the output.
     fn is_unsure(&self) -> bool {
-        let says_state =
-            |stem: &str| stem.len() <= 2 && stem != "x" || STATES_PARTS.iter().any(|part| stem.contains(part));
         self.strength < OF_USER && side_stem(&self.input.name, &self.output.name).is_some_and(|stem| !says_state(&stem))
     }
 

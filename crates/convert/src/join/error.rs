@@ -1,0 +1,74 @@
+//! Why graphs aren't joined.
+
+use crate::onnx::ReadError;
+use crate::pairs::StatePair;
+use crate::prepared::ConvertError;
+
+/// Why graphs aren't joined.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum JoinError {
+    #[error(
+        "'{0}' can't be the name of a graph: letters, digits, '_' and '-' are expected, because '.' ends the name in \
+         'graph.tensor'; write NAME=FILE"
+    )]
+    Name(String),
+    #[error("a graph can't have the name '{0}', which the tensors of the search have: write NAME=FILE")]
+    Reserved(String),
+    #[error("two graphs have the name '{0}': write NAME=FILE for one of them")]
+    SameName(String),
+    #[error("graph '{graph}': {error}")]
+    Read { graph: String, error: ReadError },
+    #[error("graph '{graph}': {error}")]
+    Graph { graph: String, error: ConvertError },
+    #[error("graph '{graph}' {why}")]
+    Opset { graph: String, why: String },
+    #[error("graph '{graph}': {node} {why}")]
+    OpsetOfNode { graph: String, node: String, why: String },
+    #[error("'{name}' names no graph: 'graph.tensor' is expected, where graph is one of {graphs}")]
+    NoGraph { name: String, graphs: String },
+    #[error("graph '{graph}' has no {kind} '{tensor}' (it has {has})")]
+    NoTensor { graph: String, kind: &'static str, tensor: String, has: String },
+    #[error("'{tensor}' is {own} in its graph, and can't be {given}")]
+    Dims { tensor: String, own: String, given: String },
+    #[error("input '{0}' has two wires: leave one of them out")]
+    TwoWires(String),
+    #[error("several graphs have an output of the name of input '{input}': write a wire from one of {sources}")]
+    ManySources { input: String, sources: String },
+    #[error("'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): type and dims must agree")]
+    Disagree { from: String, of_source: String, to: String, of_target: String },
+    #[error("'{to}' is a state of its graph and can't take '{from}': leave the wire out")]
+    IntoState { from: String, to: String },
+    #[error("'{from}' is an input, and '{to}' is no input of a later graph: a state needs an output")]
+    BackFromInput { from: String, to: String },
+    #[error(
+        "graph '{graph}': the names of its inputs and outputs show several assignments of states ({}): name the pairs of \
+         the graph as {}", listed(.rivals), in_option(graph)
+    )]
+    Rivals { graph: String, rivals: Vec<StatePair> },
+    #[error(
+        "state '{0}' starts at what a model of initial states gives, and a joined graph has none: convert its graph \
+             so that its states start at zero"
+    )]
+    StartsAtModel(String),
+    #[error(
+        "the model would have no outputs: all of them are wired or states; name those that responses need as outputs"
+    )]
+    NoOutputs,
+    #[error("output '{0}' would be the next value of two states: give each an output of its own, as by an Identity")]
+    TwoStates(String),
+    #[error("graphs '{0}' and '{1}' have different versions of the operators of '{2}': export them with the same one")]
+    Domain(String, String, String),
+    #[error("search: {0}")]
+    Search(String),
+    #[error(transparent)]
+    Joined(#[from] ConvertError),
+}
+
+fn listed(pairs: &[StatePair]) -> String {
+    pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn in_option(graph: &str) -> String {
+    format!("<<<{graph}.input, {graph}.output>>> in the states")
+}

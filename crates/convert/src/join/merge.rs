@@ -1,0 +1,162 @@
+//! One model from the parts of several: versions, metadata, functions, weights and names.
+
+use std::collections::{HashMap, HashSet};
+
+use super::error::JoinError;
+use super::part::{Read, is_onnx, set_opset};
+use super::rename::{Names, move_weights};
+use super::wires::Link;
+use crate::onnx::Dim;
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
+use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple};
+
+/// The oldest version of ONNX's format with functions in a model.
+const IR_OF_FUNCTIONS: i64 = 8;
+
+/// The new names of each graph's tensors and symbols.
+pub fn names(parts: &[Read], links: &[Link]) -> Result<Vec<Names>, JoinError> {
+    let mut all: Vec<Names> = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let (mut tensors, mut symbols) = (HashMap::new(), HashMap::new());
+        for link in links.iter().filter(|link| link.to.graph == index) {
+            let (source, target) = (link.source(parts)?, link.target(parts)?);
+            let of_source = &all[link.from.graph];
+            tensors.insert(link.to.tensor.clone(), of_source.tensor(&link.from.tensor));
+            let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
+            // A wire that a search takes apart joins no dimensions but the batch.
+            let shared = if given.len() == taken.len() { given.len() } else { 1 };
+            for dims in given.iter().zip(&taken).take(shared) {
+                if let (Dim::Symbol(given), Dim::Symbol(taken)) = dims {
+                    symbols.entry(taken.clone()).or_insert_with(|| of_source.symbol(given));
+                }
+            }
+        }
+        let functions = part.model.functions.iter();
+        let functions = functions.map(|f| (f.domain().to_owned(), f.name().to_owned(), f.overload().to_owned()));
+        all.push(Names { graph: part.name.clone(), index, tensors, symbols, functions: functions.collect() });
+    }
+    Ok(all)
+}
+
+/// A model without a graph that has what the models of all parts have.
+pub fn model(parts: &mut [Read], names: &[Names], opset: i64) -> Result<ModelProto, JoinError> {
+    let mut model = ModelProto { producer_name: Some("stateful-convert".to_owned()), ..ModelProto::default() };
+    model.ir_version = parts.iter().map(|part| part.model.ir_version()).max();
+    let mut set_by: HashMap<String, (usize, i64)> = HashMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        for set in part.model.opset_import.iter().filter(|set| !is_onnx(set)) {
+            let has_functions = |part: &Read| part.model.functions.iter().any(|f| f.domain() == set.domain());
+            let &mut (first, version) = set_by.entry(set.domain().to_owned()).or_insert((index, set.version()));
+            // The functions of a model define their domain themselves.
+            if version != set.version() && !(has_functions(part) && has_functions(&parts[first])) {
+                let domain = set.domain().to_owned();
+                return Err(JoinError::Domain(parts[first].name.clone(), part.name.clone(), domain));
+            }
+            if first == index {
+                model.opset_import.push(set.clone());
+            }
+        }
+    }
+    set_opset(&mut model.opset_import, opset);
+    for (part, names) in parts.iter_mut().zip(names) {
+        for mut function in std::mem::take(&mut part.model.functions) {
+            names.rename_function(&mut function);
+            model.functions.push(function);
+        }
+    }
+    if !model.functions.is_empty() {
+        model.ir_version = model.ir_version.max(Some(IR_OF_FUNCTIONS));
+    }
+    model.metadata_props = metadata(parts, names)?;
+    Ok(model)
+}
+
+/// The entries of all parts. What several say differently gets the names of the graphs.
+fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProto>, JoinError> {
+    let entry = |key: String, value: String| StringStringEntryProto { key: Some(key), value: Some(value) };
+    let mut merged: Vec<StringStringEntryProto> = Vec::new();
+    let (mut initial, mut multiples): (Vec<InitialState>, Vec<StepsMultiple>) = (Vec::new(), Vec::new());
+    for (part, names) in parts.iter().zip(names) {
+        for own in &part.model.metadata_props {
+            match own.key() {
+                INITIAL_STATES => {
+                    for mut state in serde_json::from_str::<Vec<InitialState>>(own.value()).unwrap_or_default() {
+                        state.state = names.tensor(&state.state);
+                        if state.value.is_none() {
+                            return Err(JoinError::StartsAtModel(state.state));
+                        }
+                        initial.push(state);
+                    }
+                }
+                STEPS_MULTIPLE => {
+                    let all: Vec<StepsMultiple> = serde_json::from_str(own.value()).unwrap_or_default();
+                    // Only inputs of requests have steps that the backend could count.
+                    let of_requests = all.into_iter().filter(|multiple| !names.tensors.contains_key(&multiple.input));
+                    multiples.extend(of_requests.map(|all| StepsMultiple { input: names.tensor(&all.input), ..all }));
+                }
+                key => {
+                    let differs = |other: &Read| {
+                        let entries = &other.model.metadata_props;
+                        entries.iter().any(|other| other.key() == key && other.value() != own.value())
+                    };
+                    let key = if parts.iter().any(differs) { format!("{}.{key}", part.name) } else { key.to_owned() };
+                    if merged.iter().all(|known| known.key() != key) {
+                        merged.push(entry(key, own.value().to_owned()));
+                    }
+                }
+            }
+        }
+    }
+    if !initial.is_empty() {
+        merged.push(entry(INITIAL_STATES.to_owned(), serde_json::json!(initial).to_string()));
+    }
+    if !multiples.is_empty() {
+        merged.push(entry(STEPS_MULTIPLE.to_owned(), serde_json::json!(multiples).to_string()));
+    }
+    Ok(merged)
+}
+
+/// Notes where another state starts.
+pub fn add_initial_state(model: &mut ModelProto, state: Option<InitialState>) {
+    let Some(state) = state else { return };
+    let is_noted = |entry: &&StringStringEntryProto| entry.key() == INITIAL_STATES;
+    let noted = model.metadata_props.iter().find(is_noted).map(|entry| entry.value().to_owned());
+    let mut all: Vec<InitialState> = noted.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    all.push(state);
+    model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
+    let text = serde_json::json!(all).to_string();
+    model.metadata_props.push(StringStringEntryProto { key: Some(INITIAL_STATES.to_owned()), value: Some(text) });
+}
+
+/// Adds a graph whose names are new. Inputs that other graphs give are left out.
+pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
+    let mut graph = std::mem::take(&mut part.graph);
+    if !part.folder.is_empty() {
+        move_weights(&mut graph, &part.folder);
+    }
+    let wired: HashSet<&String> = names.tensors.keys().collect();
+    // A default value has no effect where a wire is.
+    graph.input.retain(|input| !wired.contains(&input.name().to_owned()));
+    graph.initializer.retain(|tensor| !wired.contains(&tensor.name().to_owned()));
+    let passed_on: Vec<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
+    let mut outputs = std::mem::take(&mut graph.output);
+    names.rename(&mut graph);
+    for (output, own) in outputs.iter_mut().zip(&passed_on) {
+        let value = &mut GraphProto { output: vec![std::mem::take(output)], ..GraphProto::default() };
+        names.rename(value);
+        *output = value.output.pop().unwrap_or_default();
+        // An output that is an input needs a node where a wire has replaced the input.
+        if wired.contains(own) {
+            let name = format!("{}.{own}", names.graph);
+            graph.node.push(NodeProto::make("Identity", &format!("{name}/Identity"), &[output.name()], &[&name]));
+            output.name = Some(name);
+        }
+    }
+    joined.node.append(&mut graph.node);
+    joined.initializer.append(&mut graph.initializer);
+    joined.sparse_initializer.append(&mut graph.sparse_initializer);
+    joined.input.append(&mut graph.input);
+    joined.output.append(&mut outputs);
+    joined.value_info.append(&mut graph.value_info);
+    joined.quantization_annotation.append(&mut graph.quantization_annotation);
+}

@@ -1,0 +1,215 @@
+//! One graph from several: wires between them take the place of requests, and states stay states.
+//!
+//! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later graph
+//! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
+
+mod error;
+mod merge;
+mod opsets;
+mod part;
+mod rename;
+mod search;
+mod wires;
+
+use crate::convert::{Converted, Options, convert};
+use crate::onnx::schema::GraphProto;
+use crate::onnx::{Dim, write};
+use crate::pairs::StatePair;
+
+pub use error::JoinError;
+use part::Read;
+pub use part::{Part, dims};
+pub use search::{
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SKIP, SKIP_NEXT, Search, SearchKind, SearchPlan,
+    TOKENS, TransducerPlan,
+};
+use wires::{Link, check, end, find, resolved};
+pub use wires::{Wire, wires};
+
+/// What joining may be told.
+#[derive(Clone, Debug, Default)]
+pub struct JoinOptions {
+    /// The wires, by names of the form `graph.tensor`. Equal names need none.
+    pub wires: Vec<Wire>,
+    /// States of the graphs. Without those of a graph, its description or its names show them.
+    pub states: Vec<StatePair>,
+    /// Dims of inputs and outputs that their graphs leave open, or where the batch has no usual name.
+    pub dims: Vec<(String, Vec<Dim>)>,
+    /// Outputs that stay although they are wired.
+    pub outputs: Vec<String>,
+    /// Finds tokens in the graph.
+    pub search: Option<Search>,
+}
+
+/// A joined model.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// The model, and what it has. Nothing in it was converted but the names of its states.
+    pub converted: Converted,
+    /// How the graphs run one after the other.
+    pub plan: Plan,
+}
+
+/// How the graphs run one after the other, by the names of the joined graph.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The inputs of each graph that take a tensor of an earlier one.
+    pub parts: Vec<PlannedPart>,
+    /// How tokens are found, if they are.
+    pub search: Option<SearchPlan>,
+}
+
+/// How one graph runs.
+#[derive(Clone, Debug)]
+pub struct PlannedPart {
+    /// What the names of its tensors begin with.
+    pub name: String,
+    /// The inputs of the graph that are wired, and what they take.
+    pub wired: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// Whether a graph or the search takes a tensor of another.
+    pub fn takes(&self, name: &str) -> bool {
+        let wired = self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name);
+        wired || self.search.as_ref().is_some_and(|search| search.reads(name))
+    }
+
+    /// The graphs that run one after the other. The others are inside the search.
+    pub fn outside(&self) -> &[PlannedPart] {
+        let count = self.search.as_ref().map_or(self.parts.len(), |search| search.first_inside(self.parts.len()));
+        &self.parts[..count]
+    }
+}
+
+/// Joins graphs, in this order.
+pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
+    let mut parts = read(parts, options)?;
+    let of_search = options.search.as_ref().map(|_| search::OPSET);
+    let opset = parts.iter().map(Read::opset).chain(of_search).max().unwrap_or_default();
+    for part in &mut parts {
+        part.raise(opset)?;
+    }
+    let (links, mut states) = resolved(&mut parts, &options.wires)?;
+    let search = options.search.as_ref().map(|search| search::plan(&parts, &links, search)).transpose()?;
+    for link in &links {
+        if !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
+            check(&parts, link)?;
+        }
+    }
+    let mut names = merge::names(&parts, &links)?;
+    let plan = plan(&parts, &links, search);
+    let outputs = outputs(&parts, &links, &states, options, &plan)?;
+    states.extend(parts.iter().flat_map(|part| {
+        let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
+        part.pairs.iter().map(full).collect::<Vec<_>>()
+    }));
+    // The backend keeps one state for each output.
+    let is_taken = |(index, pair): (usize, &StatePair)| states[..index].iter().any(|other| other.output == pair.output);
+    if let Some(index) = (0..states.len()).find(|&index| is_taken((index, &states[index]))) {
+        return Err(JoinError::TwoStates(states.swap_remove(index).output));
+    }
+    let mut model = merge::model(&mut parts, &names, opset)?;
+    let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
+    let outside = plan.outside().len();
+    for (part, names) in parts.iter_mut().zip(&names).take(outside) {
+        merge::add(&mut graph, part, names);
+    }
+    if let Some(search) = &plan.search {
+        states.extend(search.add(&mut graph, &mut parts[outside..], &mut names));
+        merge::add_initial_state(&mut model, search.initial());
+    }
+    graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
+    model.graph = Some(graph);
+    let options = Options { states, keep_recurrences: true, ..Options::default() };
+    Ok(Joined { converted: convert(write(&model).into(), &options)?, plan })
+}
+
+/// Reads the graphs, each with the states that the options name for it.
+fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
+    let mut read: Vec<Read> = Vec::new();
+    for part in parts {
+        if part.name == search::SEARCH {
+            return Err(JoinError::Reserved(part.name.clone()));
+        }
+        if read.iter().any(|known| known.name == part.name) {
+            return Err(JoinError::SameName(part.name.clone()));
+        }
+        let own = |name: &String| {
+            name.split_once('.').filter(|(graph, _)| *graph == part.name).map(|(_, own)| own.to_owned())
+        };
+        let pair = |pair: &StatePair| Some(StatePair { input: own(&pair.input)?, output: own(&pair.output)? });
+        read.push(Read::new(part, options.states.iter().filter_map(pair).collect())?);
+    }
+    for StatePair { input, output } in &options.states {
+        let (of_input, of_output) = (end(&read, input)?, end(&read, output)?);
+        // Such a pair is a wire back, and is written as one.
+        if of_input.graph != of_output.graph {
+            let part = &read[of_input.graph];
+            find(part, &part.graph.output, "output", output)?;
+        }
+    }
+    for (name, dims) in &options.dims {
+        let of = end(&read, name)?;
+        read[of.graph].set_dims(&of.tensor, dims)?;
+    }
+    Ok(read)
+}
+
+fn plan(parts: &[Read], links: &[Link], search: Option<SearchPlan>) -> Plan {
+    let wired = |index: usize| {
+        let own = links.iter().filter(move |link| link.to.graph == index);
+        own.map(|link| (link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor))).collect()
+    };
+    let part = |(index, part): (usize, &Read)| PlannedPart { name: part.name.clone(), wired: wired(index) };
+    Plan { parts: parts.iter().enumerate().map(part).collect(), search }
+}
+
+/// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of the
+/// search.
+fn outputs(
+    parts: &[Read],
+    links: &[Link],
+    states: &[StatePair],
+    options: &JoinOptions,
+    plan: &Plan,
+) -> Result<Vec<String>, JoinError> {
+    let outside = plan.outside().len();
+    for name in &options.outputs {
+        let of = end(parts, name)?;
+        find(&parts[of.graph], &parts[of.graph].graph.output, "output", &of.tensor)?;
+        if of.graph >= outside {
+            return Err(JoinError::Search(format!("output '{name}' is inside the search, which gives tokens only")));
+        }
+    }
+    let end_inside = |pair: &&StatePair| {
+        [&pair.input, &pair.output].into_iter().any(|name| end(parts, name).is_ok_and(|end| end.graph >= outside))
+    };
+    if let Some(pair) = states.iter().find(end_inside) {
+        let wire = format!("<<<{}, {}>>>", pair.output, pair.input);
+        return Err(JoinError::Search(format!("the wire {wire} is back to or from a graph that is inside the search")));
+    }
+    let (mut kept, mut answers) = (Vec::new(), 0);
+    for (graph, part) in parts.iter().enumerate() {
+        for output in part.graph.output.iter().map(|output| output.name()) {
+            let name = part.full(output);
+            let is_own = |link: &Link| link.is_made && link.from.graph == graph && link.from.tensor == output;
+            let is_taken = links.iter().any(is_own) || plan.takes(&name) || graph >= outside;
+            let is_state =
+                part.pairs.iter().any(|pair| pair.output == output) || states.iter().any(|pair| pair.output == name);
+            let is_wanted = options.outputs.contains(&name);
+            if is_wanted || !is_taken && !is_state {
+                answers += 1;
+            }
+            if is_wanted || is_state || !is_taken {
+                kept.push(name);
+            }
+        }
+    }
+    if plan.search.is_some() {
+        kept.extend([TOKENS, LENGTHS, FRAMES, LAST_NEXT, SKIP_NEXT].map(str::to_owned));
+    } else if answers == 0 {
+        return Err(JoinError::NoOutputs);
+    }
+    Ok(kept)
+}

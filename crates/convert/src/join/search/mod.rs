@@ -1,0 +1,136 @@
+//! A greedy search inside the joined graph: its last graphs find tokens, so that responses have these.
+//!
+//! Rules: each row has its own position in time, so rows don't change each other's tokens. Tokens are packed to the left of
+//! their row, `tokens_length` says how many there are, and the width depends on the frames only, so that an answer tells
+//! nothing about other rows.
+
+mod ctc;
+mod nodes;
+mod options;
+mod pack;
+mod plan;
+mod transducer;
+
+use super::error::JoinError;
+use super::part::Read;
+use super::rename::Names;
+use super::wires::Link;
+use crate::batch::{is_batch_name, is_made_up};
+use crate::onnx::schema::{GraphProto, ValueInfoProto};
+use crate::onnx::{Dim, int64s};
+use crate::pairs::StatePair;
+use crate::report::InitialState;
+
+pub use ctc::CtcPlan;
+pub use options::{
+    FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
+};
+pub use plan::{Joint, TransducerPlan};
+
+/// How the tokens are found, for the comparison.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum SearchPlan {
+    Ctc(CtcPlan),
+    Transducer(Box<TransducerPlan>),
+}
+
+/// The plan of a search over these graphs.
+pub fn plan(parts: &[Read], links: &[Link], search: &Search) -> Result<SearchPlan, JoinError> {
+    match &search.kind {
+        SearchKind::Ctc => ctc::plan(parts, search).map(SearchPlan::Ctc),
+        SearchKind::Transducer { max_tokens, durations } => {
+            plan::transducer(parts, links, search, (*max_tokens, durations))
+                .map(|plan| SearchPlan::Transducer(plan.into()))
+        }
+    }
+}
+
+impl SearchPlan {
+    /// The first graph that is inside the search.
+    pub fn first_inside(&self, parts: usize) -> usize {
+        match self {
+            Self::Ctc(_) => parts,
+            Self::Transducer(plan) => plan.predictor,
+        }
+    }
+
+    /// Whether the search takes frames by this link, one or several at a time.
+    pub fn takes_frames(&self, link: &Link) -> bool {
+        match self {
+            Self::Ctc(_) => false,
+            Self::Transducer(plan) => link.to.graph == plan.joint && link.to.tensor == plan.frames_input,
+        }
+    }
+
+    /// Whether the search reads this tensor of the joined graph.
+    pub fn reads(&self, name: &str) -> bool {
+        match self {
+            Self::Ctc(plan) => plan.logits == name,
+            Self::Transducer(plan) => plan.frames == name,
+        }
+    }
+
+    /// Whether a jump may end behind the chunk.
+    pub fn has_durations(&self) -> bool {
+        matches!(self, Self::Transducer(plan) if !plan.durations.is_empty())
+    }
+
+    fn blank(&self) -> i64 {
+        match self {
+            Self::Ctc(plan) => plan.blank,
+            Self::Transducer(plan) => plan.blank,
+        }
+    }
+
+    /// The type of the last tokens, and how many there are.
+    pub fn last(&self) -> (i32, i64) {
+        match self {
+            Self::Ctc(_) => (crate::onnx::DataType::Int64.into(), 1),
+            Self::Transducer(plan) => (plan.tokens_elem, plan.context),
+        }
+    }
+
+    /// Where the last tokens start, unless that is 0.
+    pub fn initial(&self) -> Option<InitialState> {
+        let blank = self.blank();
+        (blank != 0).then(|| InitialState { state: LAST.to_owned(), value: Some(blank.to_string()) })
+    }
+
+    /// Adds the search to the joined graph, and its state. `inside` are the graphs that it runs.
+    pub fn add(&self, graph: &mut GraphProto, inside: &mut [Read], names: &mut [Names]) -> Vec<StatePair> {
+        let source = match self {
+            Self::Ctc(plan) => &plan.logits,
+            Self::Transducer(plan) => &plan.frames,
+        };
+        let values = graph.output.iter().chain(&graph.input);
+        let rows = values.clone().find(|value| value.name() == source).and_then(|value| value.dims()?.first().cloned());
+        // Exporters may number the batch of each tensor. The backend knows it by its usual name.
+        let rows = match rows {
+            Some(Dim::Known(rows)) => Dim::Known(rows),
+            Some(Dim::Symbol(name)) if is_batch_name(&name) || is_made_up(&name) => Dim::Symbol(name),
+            _ => Dim::Symbol("batch".to_owned()),
+        };
+        match self {
+            Self::Ctc(plan) => ctc::add(graph, plan),
+            Self::Transducer(plan) => transducer::add(graph, plan, inside, names, &rows),
+        }
+        let (elem, context) = self.last();
+        let int64 = crate::onnx::DataType::Int64.into();
+        let found = [rows.clone(), Dim::Symbol(TOKENS.to_owned())];
+        let last = [rows.clone(), Dim::Known(context)];
+        graph.input.push(ValueInfoProto::tensor(LAST, elem, &last));
+        graph.output.push(ValueInfoProto::tensor(TOKENS, int64, &found));
+        graph.output.push(ValueInfoProto::tensor(LENGTHS, int64, &[rows]));
+        graph.output.push(ValueInfoProto::tensor(FRAMES, int64, &found));
+        graph.output.push(ValueInfoProto::tensor(LAST_NEXT, elem, &last));
+        graph.initializer.extend(nodes::CONSTANTS.map(|(name, dims, values)| int64s(name, dims, values)));
+        let mut states = vec![StatePair { input: LAST.to_owned(), output: LAST_NEXT.to_owned() }];
+        if self.has_durations() {
+            graph.input.push(ValueInfoProto::tensor(SKIP, int64, std::slice::from_ref(&last[0])));
+            graph.output.push(ValueInfoProto::tensor(SKIP_NEXT, int64, std::slice::from_ref(&last[0])));
+            states.push(StatePair { input: SKIP.to_owned(), output: SKIP_NEXT.to_owned() });
+        }
+        states
+    }
+}

@@ -1,0 +1,342 @@
+//! Which tensors of a transducer's graphs are what.
+
+use super::options::{Search, SearchKind};
+use crate::batch::{is_batch_name, is_made_up};
+use crate::graph::required_inputs;
+use crate::join::error::JoinError;
+use crate::join::part::Read;
+use crate::join::wires::{Link, end, find};
+use crate::onnx::schema::ValueInfoProto;
+use crate::onnx::{DataType, Dim, bracketed, is_float};
+use crate::pairs::StatePair;
+
+/// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes
+/// more frames behind the token that it finds.
+const WINDOW: i64 = 4;
+
+/// Most last tokens that a predictor may take.
+const MOST_CONTEXT: i64 = 1024;
+
+/// How a transducer's tokens are found. Names of tensors inside are those of their graph.
+#[derive(Clone, Debug)]
+pub struct TransducerPlan {
+    /// The graph that takes the last tokens.
+    pub predictor: usize,
+    /// The graph that gives the logits. It may be the same.
+    pub joint: usize,
+    /// The frames, by their name in the joined graph: `[rows, frames, features]`, or with the frames on axis 2.
+    pub frames: String,
+    /// The axis of the frames.
+    pub frames_axis: usize,
+    /// The joint's input that takes frames.
+    pub frames_input: String,
+    /// How the joint takes them.
+    pub takes: Joint,
+    /// Frames in one turn.
+    pub window: i64,
+    /// The predictor's input of the last tokens, and whether it is `[rows]` without an axis for them.
+    pub tokens_input: String,
+    /// See `tokens_input`.
+    pub is_flat: bool,
+    /// The type of tokens.
+    pub tokens_elem: i32,
+    /// How many last tokens the predictor takes.
+    pub context: i64,
+    /// The predictor's input of the number of these tokens, and its type.
+    pub lengths_input: Option<(String, i32)>,
+    /// Outputs of the predictor, and the inputs of the joint that take them, if they are two graphs.
+    pub passed: Vec<(String, String)>,
+    /// The predictor's states.
+    pub states: Vec<PredictorState>,
+    /// The joint's output with the logits.
+    pub logits: String,
+    /// The token that stands for none.
+    pub blank: i64,
+    /// Most tokens in a frame.
+    pub max_tokens: i64,
+    /// How many frames the search goes on by, for each of the last logits. Empty without such logits.
+    pub durations: Vec<i64>,
+}
+
+/// How the joint takes frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joint {
+    /// Several at once, along this axis.
+    Along(usize),
+    /// One in each row: `[rows, features]`, or with an axis of 1.
+    InRows(Option<usize>),
+}
+
+/// A state of a predictor.
+#[derive(Clone, Debug)]
+pub struct PredictorState {
+    pub pair: StatePair,
+    pub elem: i32,
+    pub dims: Vec<Dim>,
+    /// The axis of the rows. Without one, there is one row.
+    pub rows: Option<usize>,
+}
+
+fn refused<T>(why: String) -> Result<T, JoinError> {
+    Err(JoinError::Search(why))
+}
+
+pub fn transducer(
+    parts: &[Read],
+    links: &[Link],
+    search: &Search,
+    (max_tokens, durations): (i64, &[i64]),
+) -> Result<TransducerPlan, JoinError> {
+    let Some(joint) = parts.len().checked_sub(1).filter(|&last| last > 0) else {
+        return refused("a transducer needs an encoder, and a decoder_joint or a decoder and a joiner".to_owned());
+    };
+    let predictor = if is_predictor(parts, links, joint) { joint - 1 } else { joint };
+    let of_joint = || links.iter().filter(|link| link.to.graph == joint);
+    let to_frames: Vec<&Link> = of_joint().filter(|link| link.from.graph != joint - 1 || predictor == joint).collect();
+    let full = |graph: usize, name: &str| parts[graph].full(name);
+    let [link] = to_frames.as_slice() else {
+        let inputs: Vec<String> = to_frames.iter().map(|link| full(joint, &link.to.tensor)).collect();
+        return refused(if inputs.is_empty() {
+            format!(
+                "no wire brings frames to graph '{}': write <<<encoder.output, {}>>>",
+                parts[joint].name,
+                full(joint, "input")
+            )
+        } else {
+            format!("{} are wired, and the search takes frames by one input only", inputs.join(" and "))
+        });
+    };
+    let (source, target) = (link.source(parts)?, link.target(parts)?);
+    if !link.is_made || link.from.graph >= predictor || source.elem() != target.elem() {
+        return Err(link.disagree(parts)?);
+    }
+    let is_two = predictor != joint;
+    let (frames_axis, takes, takes_rows) = match frames(source, target) {
+        Some(found) => found,
+        None => return Err(link.disagree(parts)?),
+    };
+    let window = match takes {
+        // A blank may go on by several frames as well.
+        _ if !durations.is_empty() => 1,
+        Joint::Along(_) => WINDOW,
+        Joint::InRows(_) if is_two && takes_rows => WINDOW,
+        Joint::InRows(_) => 1,
+    };
+    let mut passed = Vec::new();
+    for link in of_joint().filter(|link| link.from.graph == predictor) {
+        if !link.is_made {
+            return Err(link.disagree(parts)?);
+        }
+        passed.push((link.from.tensor.clone(), link.to.tensor.clone()));
+    }
+    if is_two {
+        let part = &parts[joint];
+        let is_fed = |input: &ValueInfoProto| of_joint().any(|link| link.to.tensor == input.name());
+        if let Some(input) = required_inputs(&part.graph).find(|input| !is_fed(input)) {
+            return refused(format!(
+                "input '{}' of the joint takes nothing: write a wire to it",
+                part.full(input.name())
+            ));
+        }
+    }
+    let Tokens { input: tokens_input, elem: tokens_elem, is_flat, context, lengths } = tokens(parts, links, predictor)?;
+    let output = logits(&parts[joint], parts, search)?;
+    let takes_one_row = source.dims().is_some_and(|dims| matches!(dims.first(), Some(Dim::Known(_))));
+    Ok(TransducerPlan {
+        predictor,
+        joint,
+        frames: full(link.from.graph, &link.from.tensor),
+        frames_axis,
+        frames_input: link.to.tensor.clone(),
+        takes,
+        window,
+        tokens_input,
+        is_flat,
+        tokens_elem,
+        context,
+        lengths_input: lengths,
+        passed,
+        states: states(&parts[predictor], takes_one_row)?,
+        logits: output.name().to_owned(),
+        blank: search.blank,
+        max_tokens,
+        durations: durations.to_vec(),
+    })
+}
+
+/// Whether the graph before the last takes tokens, and the last what it makes of them.
+fn is_predictor(parts: &[Read], links: &[Link], joint: usize) -> bool {
+    if joint < 2 {
+        return false;
+    }
+    let part = &parts[joint - 1];
+    let mut free = required_inputs(&part.graph).filter(|input| !part.is_state(input.name())).peekable();
+    let is_wired = links.iter().any(|link| link.to.graph == joint - 1);
+    let leads_on = links.iter().any(|link| link.from.graph == joint - 1 && link.to.graph == joint);
+    free.peek().is_some() && !is_wired && leads_on && free.all(is_integer)
+}
+
+fn is_integer(value: &ValueInfoProto) -> bool {
+    [DataType::Int32, DataType::Int64].iter().any(|&elem| value.elem() == elem as i32)
+}
+
+fn agree(a: &Dim, b: &Dim) -> bool {
+    !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b)
+}
+
+/// The axis of the frames, how the joint takes them, and whether it takes any number of rows.
+fn frames(source: &ValueInfoProto, target: &ValueInfoProto) -> Option<(usize, Joint, bool)> {
+    let (given, taken) = (source.dims().filter(|dims| dims.len() == 3)?, target.dims()?);
+    let takes_rows = !matches!(taken.first()?, Dim::Known(_));
+    if let [_, features] = taken.as_slice() {
+        // Exporters of such joints put the frames first.
+        let axis = if agree(&given[2], features) { 1 } else { 2 };
+        return agree(&given[3 - axis], features).then_some((axis, Joint::InRows(None), takes_rows));
+    }
+    if taken.len() != 3 {
+        return None;
+    }
+    let may_be = |&axis: &usize| agree(&given[3 - axis], &taken[3 - axis]) && !matches!(taken[axis], Dim::Known(2..));
+    let is_sure = |&axis: &usize| matches!((&given[3 - axis], &taken[3 - axis]), (Dim::Known(_), Dim::Known(_)));
+    let possible: Vec<usize> = [1, 2].into_iter().filter(may_be).collect();
+    let sure: Vec<usize> = possible.iter().copied().filter(is_sure).collect();
+    let axis = match (possible.as_slice(), sure.as_slice()) {
+        ([axis], _) | (_, [axis]) => *axis,
+        _ => return None,
+    };
+    let takes = if matches!(taken[axis], Dim::Known(_)) { Joint::InRows(Some(axis)) } else { Joint::Along(axis) };
+    Some((axis, takes, takes_rows))
+}
+
+/// The predictor's inputs of tokens.
+struct Tokens {
+    input: String,
+    elem: i32,
+    is_flat: bool,
+    context: i64,
+    lengths: Option<(String, i32)>,
+}
+
+fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens, JoinError> {
+    let part = &parts[predictor];
+    let is_free = |input: &&ValueInfoProto| {
+        let is_wired = links.iter().any(|link| link.to.graph == predictor && link.to.tensor == input.name());
+        !part.is_state(input.name()) && !is_wired
+    };
+    let free: Vec<&ValueInfoProto> = required_inputs(&part.graph).filter(is_free).collect();
+    if let Some(other) = free.iter().find(|input| !is_integer(input)) {
+        return refused(format!(
+            "input '{}' takes nothing: write a wire to it, or name it as a state",
+            part.full(other.name())
+        ));
+    }
+    let of_rank = |rank: usize| {
+        free.iter().copied().filter(|input| input.dims().is_some_and(|dims| dims.len() == rank)).collect::<Vec<_>>()
+    };
+    let (flat, rows) = (of_rank(1), of_rank(2));
+    let (input, lengths) = match (rows.as_slice(), flat.as_slice()) {
+        ([input], []) | ([], [input]) => (*input, None),
+        ([input], [lengths]) => (*input, Some((lengths.name().to_owned(), lengths.elem()))),
+        _ => {
+            let names: Vec<String> = free.iter().map(|input| part.full(input.name())).collect();
+            return refused(format!(
+                "graph '{}' needs one input of tokens, INT32 or INT64 [rows, tokens], and at most one of their number, \
+                 [rows]; its free inputs are {}",
+                part.name,
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            ));
+        }
+    };
+    let dims = input.dims().unwrap_or_default();
+    let context = if let Some(Dim::Known(context)) = dims.get(1) { *context } else { 1 };
+    if !(1..=MOST_CONTEXT).contains(&context) {
+        return refused(format!(
+            "'{}' takes {context} last tokens: at least 1 and at most {MOST_CONTEXT} are expected",
+            part.full(input.name())
+        ));
+    }
+    Ok(Tokens { input: input.name().to_owned(), elem: input.elem(), is_flat: dims.len() == 1, context, lengths })
+}
+
+/// The states of the predictor, and the axes of their rows.
+fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinError> {
+    let mut states = Vec::new();
+    for pair in &part.pairs {
+        let input = find(part, &part.graph.input, "input", &pair.input)?;
+        let dims = input.dims().unwrap_or_default();
+        let open: Vec<usize> = (0..dims.len()).filter(|&axis| !matches!(dims[axis], Dim::Known(_))).collect();
+        let is_batch =
+            |axis: &&usize| matches!(&dims[**axis], Dim::Symbol(name) if is_batch_name(name) || is_made_up(name));
+        let named: Vec<&usize> = open.iter().filter(is_batch).collect();
+        let rows = match (open.as_slice(), named.as_slice()) {
+            ([], _) if takes_one_row => None,
+            ([axis], _) => Some(*axis),
+            (_, [axis]) => Some(**axis),
+            _ => {
+                return refused(format!(
+                    "state '{}' is {}: it isn't known which dimension is that of the rows; export the graph with one open \
+                     dimension there, named batch",
+                    part.full(&pair.input),
+                    bracketed(&dims)
+                ));
+            }
+        };
+        if pair.input == pair.output {
+            return refused(format!("state '{}' has one name for both ends", part.full(&pair.input)));
+        }
+        states.push(PredictorState { pair: pair.clone(), elem: input.elem(), dims, rows });
+    }
+    Ok(states)
+}
+
+/// The output of a graph that has the logits.
+pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a ValueInfoProto, JoinError> {
+    let outputs = &part.graph.output;
+    let found = match &search.logits {
+        Some(name) => {
+            let of = end(parts, name)?;
+            let is_here = parts.get(of.graph).is_some_and(|named| named.name == part.name);
+            if !is_here {
+                return refused(format!(
+                    "the logits must be an output of the last graph, '{}', and not '{name}'",
+                    part.name
+                ));
+            }
+            find(part, outputs, "output", &of.tensor)?
+        }
+        None => {
+            let may_be = |output: &&ValueInfoProto| {
+                let is_state = part.pairs.iter().any(|pair| pair.output == output.name());
+                let is_wide = output.dims().is_none_or(|dims| dims.len() > 1);
+                !is_state && is_wide && is_float(output.elem())
+            };
+            let candidates: Vec<&ValueInfoProto> = outputs.iter().filter(may_be).collect();
+            let [output] = candidates.as_slice() else {
+                let names: Vec<String> = candidates.iter().map(|output| part.full(output.name())).collect();
+                return refused(match names.as_slice() {
+                    [] => format!("graph '{}' has no output of numbers that could be the logits", part.name),
+                    names => {
+                        format!("{} could be the logits: name one, as in logits={}", names.join(" and "), names[0])
+                    }
+                });
+            };
+            *output
+        }
+    };
+    let durations = match &search.kind {
+        SearchKind::Transducer { durations, .. } => durations.len() as i64,
+        SearchKind::Ctc => 0,
+    };
+    let Some(Dim::Known(count)) = found.dims().and_then(|dims| dims.last().cloned()) else { return Ok(found) };
+    let count = count - durations;
+    if search.blank < count {
+        return Ok(found);
+    }
+    let beside = if durations > 0 { format!(" beside {durations} durations") } else { String::new() };
+    refused(format!(
+        "blank is {}, and the logits '{}' have {count} tokens{beside}, from 0 to {}",
+        search.blank,
+        part.full(found.name()),
+        count - 1
+    ))
+}

@@ -1,0 +1,163 @@
+//! Any graphs are joined or refused: models of `exports/` and of recognisers, with changes that the input chooses.
+
+use std::sync::OnceLock;
+
+use stateful_convert::StatePair;
+use stateful_convert::join::{JoinOptions, Joined, Part, Search, SearchKind, Wire, join};
+use stateful_convert::onnx::schema::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
+    attribute_proto::AttributeType,
+};
+use stateful_convert::onnx::{DataType, Dim, read, write};
+
+use crate::fuzzed::{Choices, change, models};
+
+/// Changes of a graph at most.
+const CHANGES_MAX: usize = 3;
+
+/// Joins two or three changed graphs. The joined graph has what its report names.
+pub fn joining(bytes: &[u8]) {
+    let Some((_, joined)) = joined(bytes) else { return };
+    let graph = read(joined.converted.model.into()).unwrap().graph.unwrap();
+    let has = |values: &[ValueInfoProto], name: &str| values.iter().any(|value| value.name() == name);
+    for pair in joined.converted.report.states.iter().map(|state| &state.pair) {
+        assert!(has(&graph.input, &pair.input) && has(&graph.output, &pair.output), "{pair}");
+    }
+    assert!(joined.converted.report.outputs.iter().all(|output| has(&graph.output, &output.name)));
+}
+
+/// The graphs, and what they are joined to, if they aren't refused.
+pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
+    static MODELS: OnceLock<Vec<ModelProto>> = OnceLock::new();
+    let models = MODELS.get_or_init(|| recognisers().into_iter().chain(models()).collect());
+    let mut choices = Choices(bytes);
+    let is_recogniser = choices.below(2) == 0;
+    let count = 2 + choices.below(2);
+    let mut graphs = Vec::new();
+    for index in 0..count {
+        // The first ones are an encoder, a predictor, a joiner and a decoder with its joint.
+        let which = match index {
+            0 if is_recogniser => 0,
+            1 if is_recogniser && count == 2 => 3,
+            _ if is_recogniser => index,
+            _ => choices.below(models.len()),
+        };
+        let mut model = models[which].clone();
+        for _ in 0..choices.below(CHANGES_MAX) {
+            change(&mut choices, model.graph.as_mut().unwrap());
+        }
+        if choices.below(8) == 0 {
+            model.opset_import[0].version = Some(choices.pick(&[7, 9, 10, 12, 13, 18, 21, 0, -1, i64::MAX]));
+        }
+        graphs.push(model);
+    }
+    let name = |choices: &mut Choices, outputs: bool| {
+        let index = choices.below(count);
+        let graph = graphs[index].graph.as_ref().unwrap();
+        let values = if outputs { &graph.output } else { &graph.input };
+        let value = values.get(choices.below(values.len())).map_or("none", |value| value.name());
+        format!("g{index}.{value}")
+    };
+    let mut options = JoinOptions::default();
+    for _ in 0..choices.below(4).saturating_sub(1) {
+        let is_input = choices.below(8) == 0;
+        options.wires.push(Wire { from: name(&mut choices, !is_input), to: name(&mut choices, false) });
+    }
+    if choices.below(8) == 0 {
+        options.states = vec![StatePair { input: name(&mut choices, false), output: name(&mut choices, true) }];
+    }
+    if choices.below(4) == 0 {
+        options.outputs = vec![name(&mut choices, true)];
+    }
+    if is_recogniser || choices.below(4) == 0 {
+        let max_tokens = choices.pick(&[1, 3]);
+        let durations = if choices.below(4) == 0 { vec![0, 1, 2] } else { Vec::new() };
+        let kind =
+            if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens, durations } };
+        let logits = (choices.below(16) == 0).then(|| name(&mut choices, true));
+        options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits });
+    }
+    let part = |(index, model): (usize, &ModelProto)| Part {
+        name: format!("g{index}"),
+        model: write(model).into(),
+        folder: if index == 0 { "sub".to_owned() } else { String::new() },
+    };
+    let parts: Vec<Part> = graphs.iter().enumerate().map(part).collect();
+    let joined = join(&parts, &options);
+    if let Err(error) = &joined {
+        assert!(!error.to_string().is_empty());
+    }
+    Some((parts, joined.ok()?))
+}
+
+/// An encoder, a predictor, a joiner, and a predictor with its joint.
+fn recognisers() -> Vec<ModelProto> {
+    let value = |name: &str, elem: DataType, dims: &str| {
+        let dim = |word: &str| word.parse().map_or_else(|_| Dim::Symbol(word.to_owned()), Dim::Known);
+        ValueInfoProto::tensor(name, elem.into(), &dims.split_whitespace().map(dim).collect::<Vec<_>>())
+    };
+    let float = DataType::Float;
+    let model =
+        |inputs: &[(&str, DataType, &str)], outputs: &[(&str, DataType, &str)], nodes: Vec<NodeProto>| ModelProto {
+            ir_version: Some(8),
+            opset_import: vec![OperatorSetIdProto { domain: None, version: Some(17) }],
+            graph: Some(GraphProto {
+                input: inputs.iter().map(|&(name, elem, dims)| value(name, elem, dims)).collect(),
+                output: outputs.iter().map(|&(name, elem, dims)| value(name, elem, dims)).collect(),
+                node: nodes,
+                initializer: vec![TensorProto {
+                    name: Some("table".to_owned()),
+                    data_type: Some(float.into()),
+                    dims: vec![12, 8],
+                    float_data: vec![0.5; 96],
+                    ..TensorProto::default()
+                }],
+                ..GraphProto::default()
+            }),
+            ..ModelProto::default()
+        };
+    let add = |inputs: &[&str], output: &str| NodeProto::make("Add", output, inputs, &[output]);
+    let gather = |tokens: &str, output: &str| NodeProto::make("Gather", output, &["table", tokens], &[output]);
+    let token = DataType::Int64;
+    let length = NodeProto::make("Identity", "l", &["target_length"], &["prednet_lengths"]);
+    let mut cast = NodeProto::make("Cast", "c", &["targets"], &["tokens"]);
+    cast.set(AttributeProto {
+        name: Some("to".to_owned()),
+        r#type: Some(AttributeType::Int.into()),
+        i: Some(7),
+        ..AttributeProto::default()
+    });
+    vec![
+        model(
+            &[("x", float, "N T 8"), ("h_in", float, "N T 8")],
+            &[("encoder_out", float, "N T 8"), ("h_out", float, "N T 8")],
+            vec![add(&["x", "h_in"], "h_out"), add(&["x", "h_out"], "encoder_out")],
+        ),
+        model(&[("y", token, "N 2")], &[("decoder_out", float, "N 8")], vec![gather("y", "decoder_out")]),
+        model(
+            &[("encoder_out", float, "N 8"), ("decoder_out", float, "N 8")],
+            &[("logit", float, "N 8")],
+            vec![add(&["encoder_out", "decoder_out"], "logit")],
+        ),
+        model(
+            &[
+                ("encoder_out", float, "B T 8"),
+                ("targets", DataType::Int32, "B U"),
+                ("target_length", DataType::Int32, "B"),
+                ("input_states_1", float, "1 B 8"),
+            ],
+            &[
+                ("outputs", float, "B T 8"),
+                ("prednet_lengths", DataType::Int32, "B"),
+                ("output_states_1", float, "1 B 8"),
+            ],
+            vec![
+                cast,
+                gather("tokens", "e"),
+                length,
+                add(&["encoder_out", "e"], "outputs"),
+                add(&["input_states_1", "e"], "output_states_1"),
+            ],
+        ),
+    ]
+}
