@@ -39,6 +39,9 @@ struct Header {
     /// What is counted for generated inputs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     counters: Vec<CounterEntry>,
+    /// What is left over of windows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left_over: Vec<Entry>,
 }
 
 /// A counter of a generated input.
@@ -81,8 +84,10 @@ impl Snapshot {
             held_inputs: held.clone().map(held_entry).collect(),
             steps: self.extras.steps,
             counters: counters.map(|(name, count)| CounterEntry { name, count }).collect(),
+            left_over: left_over(binding, &self.extras.left).map(|(entry, _)| entry).collect(),
         };
-        let entries = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
+        let tensors = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
+        let entries = || tensors().chain(&header.left_over);
         let data: usize = entries().map(|entry| entry.byte_size).sum();
         let json = serde_json::to_vec(&header).unwrap_or_default();
         let mut bytes = reserve(PREFIX_BYTES + json.len() + data)?;
@@ -100,6 +105,9 @@ impl Snapshot {
                 HeldElements::Bytes(elements) => bytes.extend_from_slice(elements),
                 HeldElements::Strings(elements) => append_strings(&mut bytes, elements.iter()),
             }
+        }
+        for (_, left) in left_over(binding, &self.extras.left) {
+            bytes.extend_from_slice(left);
         }
         let checksum = crc32fast::hash(&bytes[PREFIX_BYTES - 4..]);
         bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
@@ -157,13 +165,34 @@ impl Snapshot {
             let shape = entry.shape.as_slice().into();
             held[of.position] = Some(HeldInput { data_type: input.data_type, dims: shape, elements, charge: None });
         }
+        let of_model: Vec<_> = left_over(binding, &[]).map(|(entry, _)| entry.name).collect();
+        same("left-over elements", &names(&header.left_over), &of_model)?;
+        let mut left = Vec::new();
+        for (entry, (input, request, window)) in header.left_over.iter().zip(binding.windows()) {
+            let dims = binding.left_dims(input, window, -1);
+            let fits = entry.shape.len() == dims.len()
+                && entry.shape.iter().zip(&dims).all(|(&has, &wanted)| has == wanted || (wanted < 0 && has >= 0));
+            let elements =
+                entry.shape.get(window.axis).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(usize::MAX);
+            // As much as a window needs would have made a step.
+            if entry.datatype != input.data_type.protocol_name()
+                || !fits
+                || elements >= window.taken(request.context, true)
+            {
+                return Err(is_other(entry, input.data_type, &dims));
+            }
+            if elements.checked_mul(window.element_bytes) != Some(entry.byte_size) {
+                return Err(OTHER_SIZE);
+            }
+            left.push(take(entry)?.to_vec());
+        }
         if !data.is_empty() {
             return Err(damaged("it has more data than its header says"));
         }
         let of_model: Vec<_> = binding.counters.iter().map(|&counter| binding.counter_name(counter)).collect();
         same("counters", &header.counters.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), &of_model)?;
         let counts = header.counters.iter().map(|of| of.count).collect();
-        let extras = Extras { held, steps: header.steps, counts };
+        let extras = Extras { held, steps: header.steps, counts, left };
         Ok(Self { state: SequenceState { states, contexts }, extras })
     }
 }
@@ -216,9 +245,23 @@ impl Header {
             held_inputs: held.map(|(input, of)| of_input(input, of.request_dims(input).len())).collect(),
             steps: u64::MAX,
             counters: binding.counters.iter().map(counter).collect(),
+            left_over: binding
+                .windows()
+                .map(|(input, _, of)| largest(binding.window_name(input, of), input.data_type, input.dims.len()))
+                .collect(),
         };
         serde_json::to_vec_pretty(&header).map_or(0, |json| json.len())
     }
+}
+
+/// What is left over of each input that is cut.
+fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Item = (Entry, &'a [u8])> {
+    let left = left.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
+    binding.windows().zip(left).map(|((input, _, window), bytes)| {
+        let elements = bytes.len() / window.element_bytes.max(1);
+        let dims = binding.left_dims(input, window, elements as i64);
+        (entry(binding.window_name(input, window), input.data_type, &dims, bytes.len()), bytes)
+    })
 }
 
 fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
@@ -311,7 +354,7 @@ pub(crate) mod samples {
         ];
         let bytes = HeldElements::Bytes(vec![1; 24].into());
         let held = HeldInput { data_type: DataType::Fp32, dims: [1, 6].into(), elements: bytes, charge: None };
-        let extras = Extras { held: vec![Some(held)], steps: 9, counts: Vec::new() };
+        let extras = Extras { held: vec![Some(held)], steps: 9, ..Extras::default() };
         Snapshot { state: SequenceState { states, contexts: vec![vec![5; 8]] }, extras }
     }
 
@@ -332,7 +375,7 @@ mod tests {
 
     use super::samples::{sealed, snapshot};
     use super::*;
-    use crate::binding::{Counter, InputAxis, Source};
+    use crate::binding::{BoundWindow, Counter, InputAxis, Source};
     use crate::config::FirstRequest;
     use crate::store::test_binding;
 
@@ -369,6 +412,36 @@ mod tests {
         assert_eq!(other, "is of another model: its counters are steps, elements(X@1), and the model's elements(X@1)");
         let none = Snapshot::decode(&snapshot().encode(&test_binding(true)).unwrap(), &binding).unwrap_err();
         assert!(none.to_string().contains("its counters are none"), "{none}");
+    }
+
+    #[test]
+    fn what_is_left_over_of_a_window_is_kept_and_is_less_than_one() {
+        let with_window = |length: usize| {
+            let mut binding = (*test_binding(true)).clone();
+            let (input, ..) = binding.contexts().next().unwrap();
+            let Source::Request(request) = &mut binding.inputs[input].source else { panic!() };
+            request.window = Some(BoundWindow { axis: 1, length, element_bytes: 4, pads: false });
+            binding
+        };
+        let binding = with_window(4);
+        let mut written = snapshot();
+        for left in [vec![], vec![7; 8]] {
+            written.extras.left = vec![left.clone()];
+            let bytes = written.encode(&binding).unwrap();
+            assert_eq!(Snapshot::decode(&bytes, &binding).unwrap().extras.left, [left]);
+        }
+        let bytes = written.encode(&binding).unwrap();
+        let refused = |binding: &Binding| Snapshot::decode(&bytes, binding).unwrap_err().to_string();
+        assert_eq!(
+            refused(&with_window(5)),
+            "is of another model: its left-over elements are X=4@1, and the model's X=5@1"
+        );
+        assert!(refused(&test_binding(true)).contains("its left-over elements are X=4@1, and the model's none"));
+        // As many would have made a step.
+        written.extras.left = vec![vec![7; 16]];
+        let whole = written.encode(&binding).unwrap();
+        let error = Snapshot::decode(&whole, &binding).unwrap_err().to_string();
+        assert_eq!(error, "is of another model: its 'X=4@1' is FP32 [1, 4], and the model's FP32 [1, -1]");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rows::tensor::{DataType, element_count};
 use sequences::{Key, SequenceId};
@@ -52,12 +53,15 @@ impl Expected {
         let inputs = binding.request_inputs().map(|(input, request)| {
             let dims = request.request_dims(input);
             let (name, data_type) = (input.name.clone(), input.data_type);
-            let is_copied =
-                request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
+            let is_copied = request.window_axis().is_none()
+                && request.window.is_none()
+                && input.batch_axis.is_some()
+                && data_type != DataType::Bytes;
             let is_shared = request.form == ShapeForm::Unbatched;
             let optional = request.optional || request.is_held;
             let has_rows = request.form != ShapeForm::Plain || input.batch_axis == Some(0);
-            let needs_elements = binding.needs_steps.clone().filter(|_| request.context.is_none());
+            let may_be_empty = request.context.is_some() || request.window.is_some();
+            let needs_elements = binding.needs_steps.clone().filter(|_| !may_be_empty);
             ExpectedInput {
                 name,
                 data_type,
@@ -103,7 +107,9 @@ impl Expected {
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
-        Some(Row { state, key, end, asked, problem, ..Row::new(request) })
+        let cuts = self.binding.is_cut();
+        let deadline = if cuts { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
+        Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.

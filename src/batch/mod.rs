@@ -6,19 +6,25 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+mod course;
 pub mod decode;
 mod deliver;
 pub mod gather;
+mod gathered;
 pub mod generated;
 pub mod grouping;
 pub mod isolation;
 pub mod padding_check;
 pub mod respond;
 pub mod state_api;
+mod stepping;
 pub mod warm_up;
+
+use std::time::Instant;
 
 use sequences::{Good, Key};
 
+use self::course::Course;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, RowValues, Source};
 use crate::error::{InputError, RequestError};
@@ -67,6 +73,10 @@ pub struct Row {
     pub extras: Option<Box<Extras>>,
     /// What generated inputs need of its sequence, if the model has such inputs.
     pub counted: Option<Box<Counted>>,
+    /// The steps of its request, if its model cuts windows.
+    pub course: Option<Box<Course>>,
+    /// It is not to run after this time.
+    pub deadline: Option<Instant>,
     /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
     /// Why it cannot run, if so.
@@ -88,6 +98,8 @@ impl Row {
             asked: None,
             extras: None,
             counted: None,
+            course: None,
+            deadline: None,
             tells_id: None,
             problem: None,
             answer: None,

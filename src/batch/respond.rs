@@ -212,6 +212,7 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
         let output = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
+    row.answer_steps(&response)?;
     Ok(response)
 }
 

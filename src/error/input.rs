@@ -60,6 +60,18 @@ pub enum InputError {
          later"
     )]
     Memory { name: String, source: MemoryError },
+    /// More steps than a request may have.
+    #[error(
+        "input '{name}' brings {brought} elements, with which the request would make {steps} steps, and {most} are allowed \
+         (max_steps_per_request); the state of its sequence is as it was before: send fewer elements in a request"
+    )]
+    TooManySteps { name: String, brought: usize, steps: usize, most: usize },
+    /// Inputs bring different numbers of windows.
+    #[error(
+        "the inputs of the request do not bring the same number of windows ('input_windows'): {brought}; the state of its \
+         sequence is as it was before"
+    )]
+    UnequalWindows { brought: String },
     /// A number is larger than the type of the generated input can hold.
     #[error(
         "generated input '{name}' ({written}) cannot go on: {value} is reached, and {data_type} holds values up to {most}; \

@@ -31,6 +31,11 @@ pub enum RequestError {
     /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),
+    /// The time of a request was over between two of its steps.
+    #[error(
+        "REQUEST_TIMEOUT: the request's 'timeout' was over before its last step; the state of its sequence is as it was before"
+    )]
+    Overdue,
     /// The client no longer wants the answer.
     #[error("the request was cancelled before it ran; the state of its sequence is as it was before")]
     Cancelled,
@@ -93,6 +98,7 @@ impl RequestError {
             Self::Run(error) => error.class(),
             Self::Triton(error) => (Reason::Internal, error.code),
             Self::Panic(_) => (Reason::Internal, Code::Internal),
+            Self::Overdue => (Reason::QueueTimeout, Code::Unavailable),
             Self::Cancelled => (Reason::Cancelled, Code::Cancelled),
         }
     }

@@ -66,6 +66,18 @@ pub enum RunError {
         Dims(dims)
     )]
     OutputLength { name: String, dims: Vec<i64>, axis: usize, length: usize },
+    /// The outputs of the steps of a request are too large together.
+    #[error(
+        "the outputs of the request's steps have {bytes} bytes by now, and {limit} are allowed (max_steps_per_request); the \
+         state of its sequence is as it was before: send fewer elements in a request"
+    )]
+    AnswerTooLarge { bytes: usize, limit: usize },
+    /// The outputs of two steps of a request cannot stand together.
+    #[error(
+        "the model's output '{name}' has shape {first} in the first step of the request and {later} in a later one, so an \
+         answer cannot have both; the state of its sequence is as it was before"
+    )]
+    UnequalSteps { name: String, first: String, later: String },
     /// An output is wanted in memory of a GPU that cannot be written.
     #[error("output '{name}' is wanted in memory of GPU {gpu}, which cannot be written: {source}")]
     OutputOnGpu { name: String, gpu: i32, source: DeviceError },
@@ -79,11 +91,14 @@ impl RunError {
             Self::Memory(error) => (Reason::NoMemory, memory_code(error)),
             Self::StateRoom(_) => (Reason::NoMemory, Code::Unavailable),
             Self::StateTooLarge { .. } => (Reason::StateTooLarge, Code::Unavailable),
-            Self::StateNotFp16 { .. } | Self::UnknownOutput(_) => (Reason::Output, Code::InvalidArg),
+            Self::StateNotFp16 { .. } | Self::UnknownOutput(_) | Self::AnswerTooLarge { .. } => {
+                (Reason::Output, Code::InvalidArg)
+            }
             Self::OutputOnGpu { source, .. } => (Reason::Device, device_code(source)),
             Self::InitialState { .. }
             | Self::OutputRows { .. }
             | Self::PaddedState { .. }
+            | Self::UnequalSteps { .. }
             | Self::OutputLength { .. } => (Reason::Run, Code::Internal),
         }
     }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod state_api;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,13 +117,31 @@ impl Instance {
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
         self.make_answers(requests.len(), |of, times, answered| {
             let rows = of.decode(requests);
-            of.answer_rows(rows, times, answered);
+            let mut rows = of.begin(rows, times, answered);
+            loop {
+                rows = of.make_step(rows, times, answered);
+                if rows.is_empty() {
+                    return;
+                }
+            }
         })
     }
 
-    /// Like [`Instance::execute`], for a batch of this backend's scheduler, whose rows have different lanes.
-    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
-        self.make_answers(rows.len(), |of, times, answered| of.answer_rows(rows, times, answered))
+    /// Like [`Instance::execute`], for a step of each row of a batch of this backend's scheduler, whose rows have different
+    /// lanes. Also returns the rows that have steps left.
+    pub fn execute_rows(&mut self, rows: Vec<Row>) -> (Vec<Answered>, Vec<Row>) {
+        let mut left = Vec::new();
+        let answered = self.make_answers(rows.len(), |of, times, answered| {
+            let (under_way, new) = if of.model.binding.is_cut() {
+                rows.into_iter().partition(Row::is_under_way)
+            } else {
+                (Vec::new(), rows)
+            };
+            let mut rows = of.begin(new, times, answered);
+            rows.extend(under_way);
+            left = of.make_step(rows, times, answered);
+        });
+        (answered, left)
     }
 
     fn make_answers(
@@ -172,37 +191,6 @@ impl Instance {
 
     pub const fn sequences(&self) -> &Arc<LiveSequences> {
         &self.sequences
-    }
-
-    /// Makes the answer of every row. They go to `answered`.
-    fn answer_rows(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) {
-        let rows = self.admit(rows);
-        fault::point("admit", rows.iter().map(|row| &row.request));
-        let rows = self.sift(rows, times, answered, Self::check_admitted);
-        let rows = self.operate(rows, times, answered);
-        let rows = self.check_lengths(rows, times, answered);
-        let mut rows = self.initialise(rows, times, answered);
-        if self.grouping.has_open_states() {
-            self.store.note_dims(&mut rows);
-        }
-        let mut rows = self.count(rows, times, answered);
-        let (mut others_ran, mut at_fault) = (false, Vec::new());
-        while !rows.is_empty() {
-            let mut batch = self.next_batch(&mut rows);
-            others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
-            for row in batch {
-                if row.problem.is_some() { at_fault.push(row) } else { self.depart(row, answered) }
-            }
-        }
-        for mut row in at_fault {
-            if let Some(error) = row.problem.take() {
-                let error = if others_ran { error.while_others_ran() } else { *error };
-                self.fail(std::slice::from_mut(&mut row), error, times);
-            }
-            row.state.lease.iter_mut().for_each(Lease::fail_run);
-            self.depart(row, answered);
-        }
-        self.report.payload_over(&self.sequences);
     }
 
     /// Decode: requests become rows.
@@ -393,10 +381,11 @@ impl Instance {
         let may_share = is_last || rows == 1;
         if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
             // States may be half-way, so nothing is run again.
-            batch.iter_mut().for_each(|row| row.state.spoil());
+            batch.iter_mut().filter(|row| !row.state.is_partial).for_each(|row| row.state.spoil());
             self.fail(batch, error.into(), times);
             return Ok(());
         }
+        self.carry(batch, rows, &mut responses);
         if let Err(error) = self.finish_operations(batch, &mut responses) {
             self.fail(batch, error, times);
             return Ok(());
@@ -406,26 +395,33 @@ impl Instance {
     }
 
     /// Makes the responses of a batch that ran over `rows` rows.
-    fn respond(&self, batch: &[Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
+    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
-        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.request.response()?)).collect();
+        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response()?)).collect();
         answers.fill_responses(batch, &mut responses)?;
-        Ok(responses)
+        Ok(self.gather_steps(batch, responses))
     }
 
     /// Answers the rows of a batch whose states have been stored.
     fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
+        let of_step = times;
         for (row, response) in batch.iter_mut().zip(responses) {
+            times = row.times(of_step);
+            if response.is_ok() && row.has_more_steps() {
+                continue;
+            }
             let response = response.and_then(|response| {
                 panic::catch(|| fault::point("complete", [&row.request])).inspect_err(|_| row.state.spoil())?;
                 Ok(response)
             });
             let success = response.is_ok();
             let response = response.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
-            row.answer = row.request.make_answer(response.map_err(triton::Error::from));
+            let response = response.map_err(|error| row.at_step(error.into()));
+            row.answer = row.request.make_answer(response);
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
         }
+        times = Times { execute_end: monotonic_ns(), ..of_step };
         self.triton.report_batch(batch.len(), times);
         let nanoseconds = times.execute_end - times.execute_start;
         self.sequences.metrics.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
@@ -457,7 +453,7 @@ impl Instance {
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             self.sequences.metrics.count_failed(reason);
             let error = of_start.as_ref().filter(|_| row.state.is_fresh()).unwrap_or(&error);
-            row.answer = row.request.make_answer(Err(error.clone()));
+            row.answer = row.request.make_answer(Err(row.at_step(error.clone())));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }
     }
@@ -466,7 +462,7 @@ impl Instance {
     fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
         let answer = answer.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
         let success = answer.is_ok();
-        row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
+        row.answer = row.request.make_answer(answer.map_err(|error| row.at_step(error.into())));
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
     }
 }

@@ -18,12 +18,12 @@ use crate::store::{Contexts, SequenceState, WriteError};
 use crate::triton::{HeldInput, Response, Times};
 
 /// What a request changes of the state that its run reads, or that its sequence has.
-struct Change {
+pub(super) struct Change {
     /// New values, by state; empty if there are none.
-    given: Vec<Option<Initial>>,
-    contexts: Contexts,
+    pub given: Vec<Option<Initial>>,
+    pub contexts: Contexts,
     /// What the sequence keeps from now on, if it goes on from another one or from a snapshot.
-    extras: Option<Extras>,
+    pub extras: Option<Extras>,
 }
 
 impl Instance {
@@ -90,7 +90,8 @@ impl Instance {
 
     /// What the sequence keeps from now on besides its states, if the request changes that before a run.
     fn extras(&self, asked: &StateRequest, slot: SlotId, origin: Option<&Snapshot>) -> Option<Extras> {
-        let begins_counting = asked.resets_all && !self.model.binding.counters.is_empty();
+        let binding = &self.model.binding;
+        let begins_counting = asked.resets_all && (!binding.counters.is_empty() || binding.is_cut());
         let mut extras = match origin {
             Some(origin) => origin.extras.clone(),
             None if begins_counting => self.sequences.extras(slot)?,
@@ -98,6 +99,7 @@ impl Instance {
         };
         if begins_counting {
             extras.counts.clear();
+            extras.left.clear();
         }
         Some(extras)
     }
@@ -151,7 +153,7 @@ impl Instance {
     }
 
     /// Changes the state of a row's sequence without a run.
-    fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
+    pub(super) fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
         let Change { given, contexts, extras } = change;
         if row.state.start {
             let state = self.first_state(given, contexts);
@@ -328,7 +330,12 @@ impl Instance {
     }
 
     /// Adds what a request asks for of the state to its response.
-    fn answer_reads(&mut self, row: &Row, asked: &StateRequest, response: &Response) -> Result<(), RequestError> {
+    pub(super) fn answer_reads(
+        &mut self,
+        row: &Row,
+        asked: &StateRequest,
+        response: &Response,
+    ) -> Result<(), RequestError> {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot).filter(|_| asked.reads()) else { return Ok(()) };
         let extras = self.sequences.extras(slot).unwrap_or_default();
         let over = || conflict("the sequence is over");
@@ -352,10 +359,12 @@ impl Instance {
         responses: &mut [Result<Response, RequestError>],
     ) -> Result<(), RequestError> {
         let binding = &self.model.binding;
-        if self.model.state_api.is_none() && !self.model.has_held_inputs() && binding.counters.is_empty() {
+        let keeps_nothing = self.model.state_api.is_none() && !self.model.has_held_inputs();
+        if keeps_nothing && binding.counters.is_empty() && !binding.is_cut() {
             return Ok(());
         }
-        for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && !row.state.discards) {
+        let is_last = |row: &Row| !row.state.discards && !row.has_more_steps();
+        for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && is_last(row)) {
             let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
             let (extras, counts) = (row.extras.take(), counts_after(binding, row));
             self.sequences.change_extras(slot, |kept| {
@@ -373,6 +382,9 @@ impl Instance {
         for (row, response) in batch.iter_mut().zip(responses) {
             // `asked` stays with a row whose response has failed: it may have a postponed END.
             let Ok(filled) = &*response else { continue };
+            if row.has_more_steps() {
+                continue;
+            }
             let Some(asked) = row.asked.take() else { continue };
             if let Err(error) = panic::catch_result(|| self.answer_reads(row, &asked, filled)) {
                 *response = Err(error);

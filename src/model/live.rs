@@ -49,6 +49,8 @@ pub struct Extras {
     /// What is counted for generated inputs, in the order of [`Binding::counters`](crate::binding::Binding::counters);
     /// empty for zeros. Unlike `steps`, it begins again when all states are reset.
     pub counts: Vec<u64>,
+    /// What is left over of windows, by input that is cut, and less than a window; empty for nothing.
+    pub left: Vec<Vec<u8>>,
 }
 
 /// What a sequence keeps outside its slot.
@@ -206,6 +208,13 @@ impl LiveSequences {
     /// What a sequence keeps besides its states; `None` if it is over.
     pub fn extras(&self, slot: SlotId) -> Option<Extras> {
         self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
+    }
+
+    /// What each of these sequences keeps besides its states; the default for none, and for a sequence that is over.
+    pub fn all_extras(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Extras> {
+        let mut table = self.table.lock();
+        let mut extras = |slot: SlotId| table.contents_mut(slot).map(|contents| contents.extras.clone());
+        slots.map(|slot| slot.and_then(&mut extras).unwrap_or_default()).collect()
     }
 
     /// What is counted for each of these sequences; empty for zeros, and for a sequence that is over.

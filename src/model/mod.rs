@@ -26,7 +26,7 @@ pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;
 
-use crate::binding::{Binding, StateApi};
+use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::{Served, convert_if_asked};
@@ -207,6 +207,7 @@ impl Model {
             log::log!(level, "model {name}: {}", explain_batch_scale(scale, &self.config));
         }
         self.log_memory(&name);
+        self.log_steps(&name);
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());
         }
@@ -242,6 +243,22 @@ impl Model {
                 self.binding.batch_bytes()
             );
         }
+    }
+
+    /// Logs what a request may make, if it may make several steps.
+    fn log_steps(&self, name: &str) {
+        if !self.binding.is_cut() {
+            return;
+        }
+        let MostSteps { steps, answer_bytes } = self.binding.most_steps;
+        let left = |(_, request, window): (_, &RequestInput, BoundWindow)| {
+            (window.taken(request.context, true) - 1).saturating_mul(window.element_bytes)
+        };
+        let left: usize = self.binding.windows().map(left).sum();
+        log::info!(
+            "model {name}: a request makes up to {steps} steps (max_steps_per_request), whose outputs have up to {answer_bytes} \
+             bytes; a sequence keeps up to {left} bytes that are left over"
+        );
     }
 
     /// Logs how many cores the model can use.

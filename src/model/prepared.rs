@@ -225,6 +225,7 @@ impl Prepared {
         let session = Arc::new(Session::open(library, &source, &self.config.session, Provider::Cpu)?);
         let bound = InitialModel::new(&self.binding, session.signature())?;
         if !bound.inputs.is_empty() {
+            self.binding.check_initial_model(&label)?;
             self.binding.set_initial_from_model(&bound);
             return Ok(Some(LoadedInitialModel { session, binding: bound }));
         }

@@ -8,7 +8,8 @@ use rows::tensor::{DataType, RowLayout};
 
 use super::*;
 use crate::binding::{
-    BoundInput, BoundOutput, BoundState, Initial, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
+    BoundInput, BoundOutput, BoundState, Initial, InitialContent, MostSteps, RequestInput, ShapeForm, Source,
+    StatePlace,
 };
 
 fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, storage: StorageType) -> BoundState {
@@ -70,6 +71,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         form: ShapeForm::Plain,
         optional: false,
         context: Some(context),
+        window: None,
         ragged_axis: None,
         is_padded: false,
         steps_multiple: None,
@@ -83,6 +85,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         dims: None,
         is_response: false,
         empty_dims: Vec::new(),
+        gathered: None,
         trim: None,
         c_name: Default::default(),
         is_only_kept: true,
@@ -95,6 +98,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         counters: Vec::new(),
         growing_padding: None,
         slot: SlotLayout::new(&sizes).unwrap(),
+        most_steps: MostSteps { steps: 1, answer_bytes: usize::MAX },
         needs_steps: None,
     })
 }

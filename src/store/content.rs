@@ -6,7 +6,7 @@ use rows::tensor::StorageType;
 use super::row_state::RowState;
 use crate::binding::{Binding, Initial, InitialContent, StatePlace};
 use crate::error::{RequestError, RunError, StateApiError};
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Charge};
 use crate::model::StateMemory;
 use crate::session::RowContent;
 
@@ -113,4 +113,11 @@ pub struct SequenceState {
     pub states: Vec<Initial>,
     /// The bytes of each context, in the order of [`crate::binding::Binding::contexts`].
     pub contexts: Vec<Vec<u8>>,
+}
+
+/// The state of a sequence after some of the steps of a request.
+pub struct Captured {
+    pub state: SequenceState,
+    /// What its states of varying size take of the bytes that all sequences may have.
+    pub charge: Option<Charge>,
 }

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
+mod capture;
 mod content;
 mod new_states;
 mod operations;
@@ -36,7 +37,7 @@ use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use buffers::BatchBuffers;
-pub use content::{SequenceState, WriteError};
+pub use content::{Captured, SequenceState, WriteError};
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use output_rows::OutputRows;
@@ -255,7 +256,7 @@ impl StateStore {
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
     fn commit<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
-            if row.state().discards {
+            if row.state().discards && !row.state().is_partial {
                 row.state_mut().lease.iter_mut().for_each(Lease::advance);
             }
             let Some(lease) = row.state_mut().lease_that_keeps() else { continue };

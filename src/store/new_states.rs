@@ -58,42 +58,42 @@ impl NewStates<'_> {
         if !stays {
             self.make_room(position, row, memory, false)?;
         }
-        let ends: Vec<_> = self.contexts(row).collect();
+        let ends: Vec<_> = ends_of_row(self.binding, row).collect();
         let (Some(lease), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(0) };
         lease.spoil();
         for context in ends {
-            context.keep(self, position, memory);
+            let from = self.binding.slot.offset(context.context.slot_entry);
+            let part = memory.slot.part_mut(from..from + context.context.bytes);
+            context.copy(self.binding, self.step, RowAt { position, rows: self.run_rows }, part.host());
         }
         let outputs = self.outputs.iter().filter(|_| !stays);
         outputs.map(|(state, output)| varying::copy_in(state, output, position, memory, self.step)).sum()
     }
+}
 
-    fn contexts<R: HasState>(&self, row: &R) -> impl Iterator<Item = EndOfRow> {
-        let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
-            Some(EndOfRow { input, context, length: row.steps(self.binding, input, context.axis)? })
-        };
-        self.binding.contexts().filter_map(end)
-    }
+/// The ends of a row's inputs that have a context.
+pub(super) fn ends_of_row<R: HasState>(binding: &Binding, row: &R) -> impl Iterator<Item = EndOfRow> {
+    let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
+        Some(EndOfRow { input, context, length: row.steps(binding, input, context.axis)? })
+    };
+    binding.contexts().filter_map(end)
 }
 
 /// The end of a row of an input, which is the context of the next.
-struct EndOfRow {
+pub(super) struct EndOfRow {
     input: usize,
-    context: BoundContext,
+    pub context: BoundContext,
     /// Steps that the model saw.
     length: usize,
 }
 
 impl EndOfRow {
-    fn keep(&self, new: &NewStates, position: usize, memory: &mut StateMemory) {
+    /// Copies it out of the inputs of the last run, in which the row was `at`.
+    pub fn copy(&self, binding: &Binding, step: &Step, at: RowAt, kept: &mut [u8]) {
         let Self { input, context, length } = *self;
-        let bound = &new.binding.inputs[input];
-        let (dims, bytes) = new.step.filled(input);
+        let bound = &binding.inputs[input];
+        let (dims, bytes) = step.filled(input);
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
-        let from = new.binding.slot.offset(context.slot_entry);
-        let at = RowAt { position, rows: new.run_rows };
-        let part = memory.slot.part_mut(from..from + context.bytes);
-        let kept = part.host();
         let window = layout.window(at, length - context.length..length);
         copies::take(&window, StorageType::Exact, bytes, &mut kept[..window.bytes()]);
         context.mark(kept);

@@ -202,7 +202,7 @@ fn write(
     }
 }
 
-fn widened(narrow: &[u8]) -> Vec<u8> {
+pub(super) fn widened(narrow: &[u8]) -> Vec<u8> {
     let value = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_ne_bytes();
     narrow.chunks_exact(2).flat_map(value).collect()
 }

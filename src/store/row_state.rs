@@ -24,6 +24,8 @@ pub struct RowState {
     pub is_first: bool,
     /// The run leaves the state as it is (`commit: false`).
     pub discards: bool,
+    /// More steps of its request follow, so the sequence keeps the state from before the request.
+    pub is_partial: bool,
     /// Dimensions of the states of varying size before the run, where [`super::StateStore::note_dims`] has noted them.
     pub dims: Vec<Vec<i64>>,
 }
@@ -65,7 +67,7 @@ impl RowState {
 
     /// Whether its sequence has the state after the run.
     pub(super) fn keeps(&self) -> bool {
-        !self.discards && self.lease.as_ref().is_some_and(|lease| !lease.ends())
+        !self.discards && !self.is_partial && self.lease.as_ref().is_some_and(|lease| !lease.ends())
     }
 
     /// Its lease, if its sequence has the state after the run.

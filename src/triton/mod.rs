@@ -25,6 +25,7 @@ pub use model::{Backend, Model};
 pub use raw::OutputMemory;
 pub use request::{ParameterValue, Request};
 pub use response::{Answer, Response};
+pub use rows::RowOutput;
 pub use server::{
     ServerError, exit_process, fills_in_candidates, gives_request_parameters, install_log, load, log_limits,
 };

@@ -126,6 +126,17 @@ impl RawResponse {
         }
     }
 
+    /// Adds a number as a parameter, if the server has parameters of responses.
+    pub fn set_number(&self, name: &CStr, number: i64) -> Result<(), Error> {
+        // SAFETY: the response is alive; the call copies the name.
+        let set =
+            unsafe { check(call!(TRITONBACKEND_ResponseSetIntParameter(self.0.as_ptr(), name.as_ptr(), number))) };
+        match set {
+            Err(error) if error.code == Code::Unsupported => Ok(()),
+            set => set,
+        }
+    }
+
     /// Sends it as the final response, with the error if there is one.
     pub fn send(self, error: Option<Error>) -> Result<(), Error> {
         let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());

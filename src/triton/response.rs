@@ -9,7 +9,7 @@ use rows::reserve;
 use rows::tensor::DataType;
 use sequences::SequenceId;
 
-use super::error::Error;
+use super::error::{Code, Error};
 use super::raw::{OutputMemory, RawResponse, no_memory};
 use super::rows::{RowOutput, Whole};
 
@@ -24,6 +24,8 @@ enum Kind {
         row: usize,
         outputs: Mutex<Vec<RowOutput>>,
     },
+    /// For a step of a request of several: it is never sent.
+    Step(Mutex<Vec<RowOutput>>),
 }
 
 impl Response {
@@ -33,6 +35,19 @@ impl Response {
 
     pub(super) const fn of_row(whole: Arc<Whole>, row: usize) -> Self {
         Self(Kind::Row { whole, row, outputs: Mutex::new(Vec::new()) })
+    }
+
+    /// Takes the outputs of a step of a request of several.
+    pub fn of_step() -> Self {
+        Self(Kind::Step(Mutex::new(Vec::new())))
+    }
+
+    /// The outputs that [`Response::of_step`] has taken; none of another response.
+    pub fn take_outputs(&self) -> Vec<RowOutput> {
+        match &self.0 {
+            Kind::Step(outputs) => std::mem::take(&mut outputs.lock()),
+            Kind::Whole(_) | Kind::Row { .. } => Vec::new(),
+        }
     }
 
     /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
@@ -46,7 +61,7 @@ impl Response {
     ) -> Result<OutputMemory<'_>, Error> {
         match &self.0 {
             Kind::Whole(raw) => raw.output(name, data_type, dims, bytes),
-            Kind::Row { outputs, .. } => {
+            Kind::Row { outputs, .. } | Kind::Step(outputs) => {
                 let mut memory = reserve(bytes).map_err(no_memory)?;
                 memory.resize(bytes, 0u8);
                 let start = memory.as_mut_ptr();
@@ -63,7 +78,15 @@ impl Response {
     pub fn set_sequence_id(&self, id: &SequenceId) -> Result<(), Error> {
         match &self.0 {
             Kind::Whole(raw) => raw.set_sequence_id(id),
-            Kind::Row { .. } => Ok(()),
+            Kind::Row { .. } | Kind::Step(_) => Ok(()),
+        }
+    }
+
+    /// Adds a number as a parameter, if the server has parameters of responses. A response for several rows has none.
+    pub fn set_number(&self, name: &CStr, number: usize) -> Result<(), Error> {
+        match &self.0 {
+            Kind::Whole(raw) => raw.set_number(name, i64::try_from(number).unwrap_or(i64::MAX)),
+            Kind::Row { .. } | Kind::Step(_) => Ok(()),
         }
     }
 
@@ -71,6 +94,7 @@ impl Response {
     pub(super) fn send(self, error: Option<Error>) -> Result<(), Error> {
         match self.0 {
             Kind::Whole(raw) => raw.send(error),
+            Kind::Step(_) => Err(Error::new(Code::Internal, "the outputs of a step were to be sent")),
             Kind::Row { whole, row, outputs } => whole.answer(row, error.map_or_else(|| Ok(outputs.into_inner()), Err)),
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct Whole {
 type RowAnswer = Result<Vec<RowOutput>, Error>;
 
 /// An output of a row.
-pub(super) struct RowOutput {
+pub struct RowOutput {
     pub name: CString,
     pub data_type: DataType,
     pub dims: SmallVec<[i64; 6]>,

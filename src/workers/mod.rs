@@ -105,8 +105,6 @@ struct Queued {
     row: Row,
     /// When it came.
     since: Instant,
-    /// It doesn't run after this time, which is that of its `timeout`.
-    deadline: Option<Instant>,
 }
 
 /// A Triton instance of a model that this backend schedules itself.
@@ -201,7 +199,7 @@ impl Workers {
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
             let rows = if rows.len() == 1 { rows } else { all_or_none(rows, &scheduler) };
-            for Read { row, starts, control } in rows {
+            for Read { mut row, starts, control } in rows {
                 let control = match control {
                     Ok(control) => control,
                     Err(why) => {
@@ -211,7 +209,8 @@ impl Workers {
                     }
                 };
                 let wait = row.request.timeout();
-                let queued = Box::new(Queued { row, since: now, deadline: wait.map(|wait| now + wait) });
+                row.deadline = wait.map(|wait| now + wait);
+                let queued = Box::new(Queued { row, since: now });
                 match scheduler.arrive(control, queued, wait, now) {
                     Ok(worker) => wake.extend(worker),
                     Err((queued, why)) => refused.push((queued.row.request, Some(Box::new(why.into())))),
@@ -392,10 +391,12 @@ impl Shared {
         if lanes.is_empty() {
             return;
         }
-        let (mut finished, settled) = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
-        if finished.len() < lanes.len() {
+        let Batch { mut finished, left, settled } = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
+        if finished.len() + left.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
-            let is_dropped = |lane: &&u32| finished.iter().all(|of| of.lane != **lane);
+            let is_there =
+                |lane: u32| finished.iter().map(|of| of.lane).chain(left.iter().map(|of| of.0)).any(|of| of == lane);
+            let is_dropped = |lane: &&u32| !is_there(**lane);
             let dropped: Vec<_> = lanes.iter().filter(is_dropped).map(|&lane| Over { lane, expired: false }).collect();
             panic::catch_and_log(|| instance.end(&dropped));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
@@ -404,6 +405,7 @@ impl Shared {
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
+        scheduler.put_back(left.into_iter());
         self.watch_clock_for(&scheduler, now);
         drop(scheduler);
         self.wake(&mut wake);
@@ -426,24 +428,43 @@ impl Shared {
     }
 }
 
-/// Runs a batch. Returns what its requests have done to their sequences, and what is to be sent and released.
-fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> (Vec<Finished>, Settled) {
+/// What came of a batch.
+#[derive(Default)]
+struct Batch {
+    /// What requests have done to their sequences.
+    finished: Vec<Finished>,
+    /// Requests that have steps left, each with its lane.
+    left: Vec<(u32, Box<Queued>)>,
+    /// What is to be sent and released.
+    settled: Settled,
+}
+
+/// Runs a batch.
+fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> Batch {
     let (now, number) = (Instant::now(), instance.number());
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
-        let Queued { mut row, since, deadline } = *request;
+        let Queued { mut row, since } = *request;
+        if row.is_under_way() {
+            return row;
+        }
         match (begins, &mut row.asked) {
             (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
             (Begins::Resumed, _) => row.state.start = false,
             _ => {}
         }
         instance.sequences().metrics.waited(now.saturating_duration_since(since));
-        if deadline.is_some_and(|deadline| deadline <= now) {
+        if row.deadline.is_some_and(|deadline| deadline <= now) {
             row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
         }
         row.key = Some(Key { instance: number, lane: Some(lane), id });
         row
     };
     let rows = ready.into_iter().map(row).collect();
-    let answered = instance.execute_rows(rows);
-    (answered.iter().filter_map(|of| of.finished).collect(), instance.sequences().finish(answered))
+    let (answered, left) = instance.execute_rows(rows);
+    let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
+    Batch {
+        finished: answered.iter().filter_map(|of| of.finished).collect(),
+        left: left.into_iter().filter_map(with_lane).collect(),
+        settled: instance.sequences().finish(answered),
+    }
 }

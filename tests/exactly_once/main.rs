@@ -35,6 +35,7 @@ mod shared_memory;
 mod steps;
 mod traffic;
 mod two_instances;
+mod windows;
 
 /// Where a request can panic (parameter `inject_panic`).
 const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];

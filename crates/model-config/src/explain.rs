@@ -4,7 +4,9 @@
 use comfy_table::{Table, presets};
 use rows::tensor::StorageType;
 
-use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
+use crate::binding::{
+    Binding, BoundControl, BoundState, Flag, Gathered, RequestInput, ShapeForm, Source, StatePlace, TrimBy,
+};
 use crate::completion::Origins;
 use crate::config::{Config, FirstRequest, PairsFrom, StatePair};
 use crate::onnx::{BatchScale, Signature, TensorInfo};
@@ -107,6 +109,11 @@ impl Explained<'_> {
         if output.is_response {
             let same = output.form == ShapeForm::Unbatched && state.is_none();
             uses.push(if same { "responses, the same for each row" } else { "responses" }.to_owned());
+            match output.gathered {
+                None => {}
+                Some(Gathered::Stacked { .. }) => uses.push("a dimension for the steps of a request".to_owned()),
+                Some(Gathered::Joined { .. }) => uses.push("the steps of a request one after another".to_owned()),
+            }
             reasons.push(listed("'output'", self.origins.outputs_completed));
         }
         let gives_lengths = |trim: TrimBy| trim == TrimBy::Output(index);
@@ -200,6 +207,9 @@ fn requests(request: &RequestInput, dims: &[i64], config: &Config) -> String {
             FirstRequest::Repeat => ", at first the first element repeated",
             FirstRequest::Whole => ", at first the whole window from the client",
         };
+    }
+    if let Some(window) = request.window {
+        text += &format!(", cut into windows of {} along axis {}", window.length, window.axis);
     }
     if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {
         text += &format!(", filled up along axis {axis}");

@@ -39,6 +39,7 @@ MODELS = {
     "padded": lambda name: models.masked(name, context=2).with_parameters(name, input_context="X=2"),
     "declared": declared,
     "state_api": lambda name: with_state_api(framed(name)),
+    "windows": lambda name: models.cut(name, 5, 3),
     "one_line": lambda name: families.zipformer().served("model", name, written='backend: "stateful"'),
 }
 
@@ -55,6 +56,20 @@ def test_it_shows_what_the_server_shows(deployment, case):
     assert len(table) > 3
     at = logged.index(table[0])
     assert logged[at : at + len(table)] == table
+
+
+def test_windows_are_proposed_where_requests_carry_a_chunk_of_fixed_length(tmp_path):
+    model = models.framed("inspect_chunks", [BATCH, 96], (16, 1), (80,))
+    folder = model.write(tmp_path)
+    file = folder / "1" / model.file_name
+    ran = inspect(file, "--config", folder / "config.pbtxt")
+    assert "requests carry 80 elements of 'FRAMES'" in ran.stderr, ran.stderr
+    assert "'FRAMES=80@1'" in ran.stderr
+    # the line is one that works
+    ran = inspect(file, "-p", "input_context=FRAMES=16", "-p", "input_windows=FRAMES=80@1")
+    assert ran.returncode == 0 and "cut into windows of 80 along axis 1" in ran.stderr, ran.stderr
+    assert "requests carry" not in ran.stderr
+    assert 'name: "WINDOW" data_type: TYPE_FP32 dims: [ -1, 96 ]' in ran.stdout, ran.stdout
 
 
 def test_what_it_prints_of_a_configuration_is_one_that_shows_the_same(deployment, tmp_path):

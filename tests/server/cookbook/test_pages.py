@@ -34,6 +34,7 @@ MODELS = [(name, model) for name, page in PAGES.items() for model in page.models
 BATCHES = {
     "silero_vad": 64,
     "silero_vad_legacy": 64,
+    "silero_vad_windows": 64,
     "zipformer": 64,
     "fastconformer": 64,
     "decoder_joint": 64,

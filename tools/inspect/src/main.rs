@@ -135,7 +135,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let of_binding = binding.warnings(&config, session.signature());
     Ok(Inspected {
         table,
-        notes: served.notes.into_iter().chain(plan.notes).collect(),
+        notes: served.notes.into_iter().chain(plan.notes).chain(binding.could_be_cut()).collect(),
         warnings: served.warnings.into_iter().chain(plan.warnings).chain(of_binding).collect(),
         pbtxt: stateful_pbtxt::write(&completed).map_err(Problem::Write)?,
     })

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
 
+use super::chunks::{BoundContext, BoundWindow, Gathered};
 use crate::config::FirstRequest;
 use crate::onnx::TensorInfo;
 
@@ -171,6 +172,8 @@ pub struct RequestInput {
     pub is_held: bool,
     /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
+    /// How it is cut, if a request may have any number of windows.
+    pub window: Option<BoundWindow>,
     /// The axis along which rows may have different lengths.
     pub ragged_axis: Option<usize>,
     /// Whether rows of different lengths share a batch, in which the shorter ones are filled up.
@@ -196,6 +199,9 @@ impl RequestInput {
             let is_any = of_model < 0 || context.first == FirstRequest::Whole;
             dims[context.axis] = if is_any { -1 } else { of_model - context.length as i64 };
         }
+        if let Some(window) = self.window {
+            dims[window.axis] = -1;
+        }
         if let Some(axis) = input.batch_axis {
             dims[axis] = 1;
         }
@@ -220,67 +226,6 @@ impl RequestInput {
     /// The axis along which a row has more than the request's elements, if there is one.
     pub fn window_axis(&self) -> Option<usize> {
         self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
-    }
-}
-
-/// The end of a sequence's last request, kept for the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BoundContext {
-    /// The axis, in the model.
-    pub axis: usize,
-    /// Steps along it.
-    pub length: usize,
-    pub first: FirstRequest,
-    /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
-    /// is there.
-    pub bytes: usize,
-    /// Its number in the slot ([`Binding::slot`](super::model::Binding::slot)).
-    pub slot_entry: usize,
-}
-
-impl BoundContext {
-    pub(super) const fn new(axis: usize, length: usize, first: FirstRequest, window_bytes: usize) -> Self {
-        let bytes = if matches!(first, FirstRequest::Zeros) { window_bytes } else { window_bytes + 1 };
-        Self { axis, length, first, bytes, slot_entry: 0 }
-    }
-
-    /// Whether a sequence without a context differs from one whose context is zeros.
-    pub fn can_be_absent(&self) -> bool {
-        self.first != FirstRequest::Zeros
-    }
-
-    /// The least steps that a request must carry, and how many exactly, if that is known. `of_model`: the model's
-    /// dimension. Decoding has checked what is the same for all requests.
-    pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
-        match (self.first, is_first) {
-            (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
-            (FirstRequest::Repeat, true) => (1, None),
-            (FirstRequest::Whole, is_first) => {
-                let in_front = self.in_front(is_first);
-                (self.length - in_front, usize::try_from(of_model).ok().map(|dim| dim - in_front))
-            }
-        }
-    }
-
-    /// Steps in front of a request.
-    pub fn in_front(&self, is_first: bool) -> usize {
-        if is_first && self.first == FirstRequest::Whole { 0 } else { self.length }
-    }
-
-    /// The steps in what is kept; `None` if they are absent, as at the start of a sequence.
-    pub fn steps<'a>(&self, kept: &'a [u8]) -> Option<&'a [u8]> {
-        match (self.can_be_absent(), kept.split_last()) {
-            (true, Some((is_there, steps))) => Some(steps).filter(|_| *is_there != 0),
-            (true, None) => None,
-            (false, _) => Some(kept),
-        }
-    }
-
-    /// Notes in what is kept that the steps are there.
-    pub fn mark(&self, kept: &mut [u8]) {
-        if let Some(is_there) = kept.last_mut().filter(|_| self.can_be_absent()) {
-            *is_there = 1;
-        }
     }
 }
 
@@ -345,6 +290,8 @@ pub struct BoundOutput {
     pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
+    /// How an answer carries the steps of a request, if a request may have any number.
+    pub gathered: Option<Gathered>,
     /// The part that belongs to a row, if rows of different lengths share a batch; `None` for all.
     pub trim: Option<Trim>,
     /// Its name as Triton takes it.
@@ -383,6 +330,7 @@ pub(super) fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usiz
         dims: None,
         is_response: false,
         empty_dims: Vec::new(),
+        gathered: None,
         trim: None,
         c_name: c_name(&info.name),
         is_only_kept: false,

@@ -10,21 +10,24 @@
 use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
-use rows::tensor::Dims;
+use rows::tensor::{DataType, Dims};
 use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
 use stateful_convert::{
     InputAxis, OutputAxis, RowsInGraph, StatePair, crossed_states, is_batch_name, passes_on_rows, rows_meet_others,
     rows_stay_apart,
 };
 
-use super::bound::{BoundInput, BoundOutput, BoundState, Source, StepsMultiple};
+use super::bound::{BoundInput, BoundOutput, BoundState, RequestInput, Source, StepsMultiple};
 use super::error::BindingError;
 use super::model::Binding;
 use super::shapes::{find, is_batch};
 use crate::config::{
-    Config, DeclaredState, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,
+    Config, DeclaredState, INPUT_WINDOWS, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,
 };
 use crate::onnx::{Signature, TensorInfo};
+
+/// An input of fewer elements along its only axis is hardly a chunk of time.
+const LEAST_CHUNK: usize = 64;
 
 /// A tensor, and which of its dimensions is the batch. If two disagree, the tensor of the later kind is more likely the
 /// wrong one.
@@ -229,9 +232,55 @@ impl Binding {
             if request.context.is_some() {
                 return Err(error(format!("'input_context' would put other steps in front of those of '{name}'")));
             }
+            if let Some(window) = request.window {
+                if window.length % multiple != 0 {
+                    return Err(error(format!(
+                        "'input_windows' cuts '{name}' into windows of {}: write a multiple",
+                        window.length
+                    )));
+                }
+                continue;
+            }
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
         }
         Ok(())
+    }
+
+    /// Says which inputs of requests could be cut into windows: those that have one length, and surely or probably count steps
+    /// of time.
+    pub fn could_be_cut(&self) -> Vec<String> {
+        let chunk = |(input, request): (&BoundInput, &RequestInput)| {
+            let can_be = !self.is_cut() && !request.optional && !request.is_held && input.data_type != DataType::Bytes;
+            let beside: Vec<usize> = (0..input.dims.len()).filter(|&axis| input.batch_axis != Some(axis)).collect();
+            let (axis, in_front) = match (request.context, beside.as_slice()) {
+                (Some(context), _) => (context.axis, context.length),
+                (None, &[axis]) => (axis, 0),
+                (None, _) => return None,
+            };
+            let length = usize::try_from(input.dims[axis]).ok()?.checked_sub(in_front)?;
+            let line = parameter_line(INPUT_WINDOWS, &format!("{}={length}@{axis}", input.name));
+            let name = &input.name;
+            (can_be && length >= LEAST_CHUNK).then(|| {
+                format!(
+                    "requests carry {length} elements of '{name}'; if these are steps of time, with {line} requests may have any \
+                     length, and the backend makes a step for each {length} elements"
+                )
+            })
+        };
+        self.request_inputs().filter_map(chunk).collect()
+    }
+
+    /// Refuses windows beside a model for initial states that reads inputs: a START may bring less than a window.
+    pub fn check_initial_model(&self, model: &str) -> Result<(), BindingError> {
+        let entries: Vec<String> = self.windows().map(|(input, _, window)| self.window_name(input, window)).collect();
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let why = format!(
+            "the {model} reads the inputs of a START, and a START may bring less than a window: give the states' initial \
+             values in 'initial_states'"
+        );
+        Err(BindingError::Parameter { parameter: INPUT_WINDOWS, value: entries.join(" "), why })
     }
 
     /// Refuses a configuration without the initial states that the model's metadata names.

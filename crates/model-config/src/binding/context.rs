@@ -2,7 +2,7 @@
 
 use rows::tensor::{DataType, Dims, WindowLayout};
 
-use super::bound::BoundContext;
+use super::chunks::BoundContext;
 use super::error::BindingError;
 use super::shapes::{INPUT, describe, is_batch, match_dims};
 use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};

@@ -6,6 +6,7 @@
 
 mod bound;
 mod checks;
+mod chunks;
 mod context;
 mod elements;
 mod error;
@@ -18,17 +19,20 @@ mod row_values;
 mod shapes;
 mod state_api;
 mod states;
+mod windows;
 
 pub use bound::{
-    BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, GrowingAxis, Initial,
-    InitialContent, InputAxis, NewLength, RequestInput, ShapeForm, Source, StatePlace, StepsMultiple, TrimBy,
+    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, GrowingAxis, Initial, InitialContent,
+    InputAxis, NewLength, RequestInput, ShapeForm, Source, StatePlace, StepsMultiple, TrimBy,
 };
+pub use chunks::{BoundContext, BoundWindow, Gathered};
 pub use error::BindingError;
 pub use initial::{InitialModel, InitialOutput};
 pub use model::{Binding, InputSpec, OutputSpec, StepSpec};
 pub use row_values::{RowValues, generated_value, largest_whole};
 pub use state_api::{StateApi, StateTensor};
 pub use states::GrowingPadding;
+pub use windows::MostSteps;
 
 #[cfg(test)]
 mod feature_tests;
@@ -38,3 +42,5 @@ mod feeds_tests;
 mod generated_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod windows_tests;

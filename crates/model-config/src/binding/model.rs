@@ -5,16 +5,18 @@ use rows::layout::SlotLayout;
 use rows::tensor::{DataType, StorageType, element_count};
 
 use super::bound::{
-    BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput,
-    Source, StatePlace, TrimBy,
+    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput, Source,
+    StatePlace, TrimBy,
 };
+use super::chunks::{BoundContext, BoundWindow};
 use super::error::BindingError;
 use super::feeds::{Feeds, feed_without_requests};
 use super::generated::feed_generated;
 use super::requests::{bind_trims, forbid_padding, request_input, response_output};
 use super::shapes::find;
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
-use crate::config::{Config, Context, InitialSources, StatePair};
+use super::windows::{MostSteps, bound_steps};
+use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
 use crate::onnx::{Signature, TensorInfo};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
@@ -32,6 +34,8 @@ pub struct Binding {
     pub growing_padding: Option<GrowingPadding>,
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
+    /// What a request may make, if it may make several steps.
+    pub most_steps: MostSteps,
     /// A node that must not run over no steps, so that no input may be empty.
     pub needs_steps: Option<String>,
 }
@@ -94,9 +98,10 @@ impl Binding {
         }
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
+        let most_steps = bound_steps(config, &inputs, &outputs)?;
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
-        Ok(Self { inputs, outputs, states, counters, growing_padding, slot, needs_steps: None })
+        Ok(Self { inputs, outputs, states, counters, growing_padding, slot, most_steps, needs_steps: None })
     }
 }
 
@@ -122,6 +127,16 @@ impl Binding {
             Source::Request(request) => Some((index, request, request.context?)),
             _ => None,
         })
+    }
+
+    /// The windows, with their input.
+    pub fn windows(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput, BoundWindow)> + Clone {
+        self.request_inputs().filter_map(|(input, request)| Some((input, request, request.window?)))
+    }
+
+    /// Whether a request may have any number of steps.
+    pub fn is_cut(&self) -> bool {
+        self.windows().next().is_some()
     }
 
     /// Whether anything of a row is copied to its sequence after a run.
@@ -185,6 +200,19 @@ impl Binding {
         let mut dims = dims.clone();
         batch_axis.iter().for_each(|&axis| dims[axis] = 1);
         dims[of.axis] = of.length as i64;
+        dims
+    }
+
+    /// What a snapshot calls the windows of an input: their entry of `input_windows`, with the axis.
+    pub fn window_name(&self, input: &BoundInput, of: BoundWindow) -> String {
+        Window { input: input.name.clone(), length: of.length, axis: Some(of.axis), pads: false }.to_string()
+    }
+
+    /// The dims of so many elements of one row of an input that is cut.
+    pub fn left_dims(&self, input: &BoundInput, of: BoundWindow, elements: i64) -> Vec<i64> {
+        let mut dims = input.dims.clone();
+        input.batch_axis.iter().for_each(|&axis| dims[axis] = 1);
+        dims[of.axis] = elements;
         dims
     }
 
@@ -381,6 +409,9 @@ fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), Binding
     }
     for context in &config.contexts {
         unknown("input_context", &context.input, "listed under 'input'", inputs())?;
+    }
+    for window in &config.windows.inputs {
+        unknown(INPUT_WINDOWS, &window.input, "listed under 'input'", inputs())?;
     }
     for name in &config.held_inputs {
         unknown("held_inputs", name, "listed under 'input'", inputs())?;

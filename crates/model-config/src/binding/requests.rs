@@ -7,6 +7,7 @@ use super::bound::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, Tri
 use super::context::WrittenContext;
 use super::error::BindingError;
 use super::shapes::{INPUT, all_agree, batch_of_elements, check_type, describe, empty_dims, find, match_dims};
+use super::windows::{WrittenWindow, match_steps, without_steps};
 use crate::config::{Config, PaddedInput, PaddedOutput, TensorConfig};
 use crate::onnx::{Signature, TensorInfo};
 
@@ -14,15 +15,19 @@ use crate::onnx::{Signature, TensorInfo};
 pub(super) fn request_input(
     config: &Config,
     tensor: &TensorConfig,
-    info: &TensorInfo,
+    info_of_model: &TensorInfo,
     has_default: bool,
     batch_symbol: Option<&str>,
 ) -> Result<BoundInput, BindingError> {
+    let info = info_of_model;
     check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
     let is_held = config.held_inputs.contains(&tensor.name);
     if tensor.optional && !has_default && !is_held && config.state_api.is_none() {
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
+    let window = WrittenWindow::find(config, tensor, info, batch_symbol)?;
+    let (of_window, info) = window.as_ref().map(|window| window.apply(config, info)).unzip();
+    let (config, info) = (of_window.as_ref().unwrap_or(config), info.as_ref().unwrap_or(info_of_model));
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
     if context.is_some() && is_held {
         return Err(BindingError::Parameter {
@@ -38,7 +43,8 @@ pub(super) fn request_input(
     if let Some(context) = &context {
         context.take_off(&mut dims);
     }
-    let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, batch_symbol)?;
+    let sent = window.as_ref().map_or_else(|| dims.clone(), |window| window.sent(&dims));
+    let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent, &info.symbols, batch_symbol)?;
     if context.is_some() && form == ShapeForm::Unbatched && config.max_batch_size > 1 {
         return Err(BindingError::Parameter {
             parameter: "input_context",
@@ -62,10 +68,20 @@ pub(super) fn request_input(
         context.put_back(&mut dims);
     }
     let context = context.map(|context| context.bind(tensor, &dims, batch_axis)).transpose()?;
+    let window = window.map(|window| window.bind(config, tensor, &dims, (batch_axis, form), is_held)).transpose()?;
     // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
     let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
-    let request =
-        RequestInput { position: 0, form, optional, is_held, context, ragged_axis, is_padded, steps_multiple: None };
+    let request = RequestInput {
+        position: 0,
+        form,
+        optional,
+        is_held,
+        context,
+        window,
+        ragged_axis,
+        is_padded,
+        steps_multiple: None,
+    };
     let (name, data_type) = (info.name.clone(), info.data_type);
     Ok(BoundInput { name, data_type, dims, batch_axis, source: Source::Request(request) })
 }
@@ -81,12 +97,20 @@ pub(super) fn response_output(
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
-    let (batch_axis, form) = if has_no_batch && config.is_batched() && all_agree(&tensor.dims, &info.dims) {
-        (None, ShapeForm::Unbatched)
-    } else if info.dims.is_empty() && config.is_batched() {
-        (Some(0), ShapeForm::Plain)
+    let matched = |tensor: &TensorConfig| {
+        if has_no_batch && config.is_batched() && all_agree(&tensor.dims, &info.dims) {
+            Ok((None, ShapeForm::Unbatched))
+        } else if info.dims.is_empty() && config.is_batched() && !config.windows.are_cut() {
+            Ok((Some(0), ShapeForm::Plain))
+        } else {
+            match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)
+        }
+    };
+    let (batch_axis, form, gathered) = if config.windows.are_cut() {
+        match_steps(config, tensor, info, matched)?
     } else {
-        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?
+        let (batch_axis, form) = matched(tensor)?;
+        (batch_axis, form, None)
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.
@@ -94,6 +118,9 @@ pub(super) fn response_output(
     let mut empty_dims = empty_dims(&info.dims, batch_axis);
     if form == ShapeForm::Unbatched && config.is_batched() {
         empty_dims = [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect();
+    }
+    if let Some(gathered) = gathered {
+        empty_dims = without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered);
     }
     Ok(BoundOutput {
         name: info.name.clone(),
@@ -103,6 +130,7 @@ pub(super) fn response_output(
         dims,
         is_response: true,
         empty_dims,
+        gathered,
         trim: None,
         c_name: c_name(&info.name),
         is_only_kept: false,

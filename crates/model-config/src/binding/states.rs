@@ -331,7 +331,9 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
     let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
     // ONNX Runtime allocates strings and states of varying size itself.
     output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
-    output.empty_dims = empty_dims(&input.dims, input.batch_axis);
+    if output.gathered.is_none() {
+        output.empty_dims = empty_dims(&input.dims, input.batch_axis);
+    }
     index
 }
 

@@ -29,13 +29,13 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
         if max_batch_size > 0 {
             check_shared(config, signature, known, max_batch_size)?;
         }
-        additions.inputs = inputs(signature, known, &config.contexts, axes.as_ref())?;
+        additions.inputs = inputs(config, signature, known, axes.as_ref())?;
     }
     if config.outputs.is_empty() {
         if max_batch_size > 0 && axes.is_none() {
             check_batch(&config.states, signature, known, max_batch_size)?;
         }
-        additions.outputs = outputs(signature, known, axes.as_ref());
+        additions.outputs = outputs(config, signature, known, axes.as_ref());
     }
     additions.sequences = (!config.has_scheduling()).then_some(SEQUENCES);
     Ok(additions)
@@ -91,24 +91,38 @@ fn has_nameless_state(config: &PartialConfig, signature: &Signature, known: &Kno
 
 /// The list `input`: what is left for requests. `axes` are those of a model with a batch.
 fn inputs(
+    config: &PartialConfig,
     signature: &Signature,
     known: &Known,
-    contexts: &[Context],
     axes: Option<&BatchAxes>,
 ) -> Result<Vec<TensorConfig>, CompletionError> {
     let infos = signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
         let axis = axes.map(|axes| axes.inputs[index]);
-        Ok(tensor(info, dims_of_requests(contexts, info, axis.flatten())?, axis))
+        Ok(tensor(info, dims_of_requests(config, info, axis.flatten())?, axis))
     };
     infos.map(tensor).collect()
 }
 
 /// The list `output`: all but the states.
-fn outputs(signature: &Signature, known: &Known, axes: Option<&BatchAxes>) -> Vec<TensorConfig> {
+fn outputs(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    axes: Option<&BatchAxes>,
+) -> Vec<TensorConfig> {
     let infos = signature.outputs.iter().enumerate().filter(|(_, info)| known.is_of_responses(info, signature));
-    let tensor =
-        |(index, info): (usize, &TensorInfo)| tensor(info, info.dims.clone(), axes.map(|axes| axes.outputs[index]));
+    let tensor = |(index, info): (usize, &TensorInfo)| {
+        let axis = axes.map(|axes| axes.outputs[index]);
+        let mut tensor = tensor(info, info.dims.clone(), axis);
+        let is_open = |axis: usize| tensor.dims[axis] < 0;
+        let inside = axis.flatten().filter(|&axis| axis > 0);
+        if config.windows.are_cut() && !(0..tensor.dims.len()).any(|at| Some(at) != inside && is_open(at)) {
+            // The steps of a request have a dimension of their own.
+            tensor.dims.insert(0, -1);
+        }
+        tensor
+    };
     infos.map(tensor).collect()
 }
 
@@ -140,11 +154,23 @@ fn check_batch(
 
 /// The model's dims of an input, without what a context takes of them.
 fn dims_of_requests(
-    contexts: &[Context],
+    config: &PartialConfig,
     info: &TensorInfo,
     batch_axis: Option<usize>,
 ) -> Result<Vec<i64>, CompletionError> {
-    let mut dims = info.dims.clone();
+    let (mut dims, contexts) = (info.dims.clone(), &config.contexts);
+    if let Some(window) = config.windows.of(&info.name) {
+        let context = contexts.iter().find(|context| context.input == info.name);
+        let fits = |axis: usize| window.fits(dims[axis], context.map_or(0, |context| context.length));
+        let can_be = |&axis: &usize| batch_axis != Some(axis) && fits(axis);
+        let written = window.axis.or(context.and_then(|context| context.axis));
+        let found: Vec<usize> = (0..dims.len()).filter(can_be).collect();
+        // Where there are none or several, binding the model says what to write.
+        for axis in found.into_iter().filter(|&axis| written.is_none_or(|written| written == axis)) {
+            dims[axis] = -1;
+        }
+        return Ok(dims);
+    }
     if let Some(context) = contexts.iter().find(|context| context.input == info.name) {
         // An axis that the input does not have is refused when the model is bound.
         let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;

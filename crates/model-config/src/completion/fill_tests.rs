@@ -281,6 +281,36 @@ fn requests_bring_what_the_context_leaves() {
 }
 
 #[test]
+fn requests_bring_any_number_of_windows_and_answers_have_their_steps() {
+    let filled = |x: &[&str], y: &[&str], windows: &str, context: &str| {
+        let mut config = json!({ "parameters": { "input_windows": { "string_value": windows } } });
+        if !context.is_empty() {
+            config["parameters"]["input_context"] = json!({ "string_value": context });
+        }
+        let model = signature(&[("x", x), ("s", &["N", "4"])], &[("y", y), ("s2", &["N", "4"])]);
+        filled(&config, &model, known(&pairs(&S))).unwrap()
+    };
+    for (x, y, windows, context, of_requests, of_answers) in [
+        (&["N", "512"][..], &["N", "1"][..], "x=512", "", json!([-1]), json!([-1, 1])),
+        (&["N", "576"], &["N"], "x=512", "x=64", json!([-1]), json!([-1])),
+        (&["N", "T"], &["N", "T"], "x=512", "x=64", json!([-1]), json!([-1])),
+        (&["N", "80", "32"], &["N", "80", "F"], "x=32@2", "", json!([80, -1]), json!([80, -1])),
+        (&["N", "T", "80"], &["N", "4", "5"], "x=32", "", json!([-1, 80]), json!([-1, 4, 5])),
+    ] {
+        let config = filled(x, y, windows, context);
+        assert_eq!(dims(&config, "input")[0].1, of_requests, "{windows} {x:?}");
+        assert_eq!(dims(&config, "output")[0].1, of_answers, "{windows} {y:?}");
+        assert_eq!(config["input"][0]["allow_ragged_batch"], true);
+    }
+    let whole = filled(&["1", "512"], &["1", "1"], "x=512", "");
+    assert_eq!(
+        (dims(&whole, "input")[0].1.clone(), dims(&whole, "output")[0].1.clone()),
+        (json!([1, -1]), json!([-1, 1, 1]))
+    );
+    assert_eq!(whole["input"][0].get("allow_ragged_batch"), None, "there is no batch");
+}
+
+#[test]
 fn without_an_open_dimension_there_is_no_batch() {
     let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
     let config = completed(json!({ "max_batch_size": 0 }), &model, &S, &[]).unwrap();

@@ -21,6 +21,7 @@ mod resolved;
 mod scheduling;
 mod states;
 mod tensors;
+mod windows;
 
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
@@ -41,3 +42,4 @@ pub use tensors::{
     CONTROL_INPUT, Context, Control, ControlKind, FalseTrue, FirstRequest, ID_TENSOR, PaddedInput, PaddedOutput,
     STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TakesIds, TensorConfig, context_line, is_state_tensor,
 };
+pub use windows::{INPUT_WINDOWS, MAX_STEPS, USUAL_MOST_STEPS, Window, Windows};

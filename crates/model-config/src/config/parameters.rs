@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 64] = [
+const KNOWN: [&str; 66] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -37,6 +37,7 @@ const KNOWN: [&str; 64] = [
     "initial_state_model",
     "initial_states",
     "input_context",
+    "input_windows",
     "inter_op_thread_count",
     "intra_op_thread_count",
     "logging_level",
@@ -49,6 +50,7 @@ const KNOWN: [&str; 64] = [
     "max_sequence_number",
     "max_state_bytes",
     "max_state_bytes_per_sequence",
+    "max_steps_per_request",
     "memory.enable_memory_arena_shrinkage",
     "metric_logging_frequency_seconds",
     "on_duplicate_start",

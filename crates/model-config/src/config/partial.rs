@@ -24,6 +24,7 @@ use super::tensors::{
     CONTROL_INPUT, Context, Control, ID_TENSOR, Ragged, StateApiTensors, TakesIds, TensorConfig, add_tensors,
     constant_inputs, contexts, controls, is_state_tensor, take_tensor, tensors,
 };
+use super::windows::{INPUT_WINDOWS, Windows};
 
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
@@ -51,6 +52,8 @@ pub struct PartialConfig {
     pub outputs: Vec<TensorConfig>,
     /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
+    /// Inputs that are cut into windows.
+    pub windows: Windows,
     pub(super) model: String,
     pub(super) controls: Vec<Control>,
     pub(super) constants: Vec<(String, Vec<String>)>,
@@ -132,6 +135,7 @@ impl PartialConfig {
             conversion: Conversion::new(&parameters)?,
             states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
             contexts: contexts(&parameters)?,
+            windows: Windows::new(&parameters)?,
             max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
@@ -176,6 +180,7 @@ impl PartialConfig {
             "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
             "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
             "input_context" => self.contexts.iter().any(|context| context.input == input),
+            INPUT_WINDOWS => self.windows.of(input).is_some(),
             "state_dims" => self.states.written_dims(input).is_some() || self.states.is_declared(input),
             "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
             _ => false,
@@ -296,6 +301,7 @@ impl PartialConfig {
         if !inputs.is_empty() {
             self.inputs.clone_from(inputs);
             add_tensors(&mut self.document["input"], inputs);
+            self.let_windows_share_batches();
         }
         if !outputs.is_empty() {
             self.outputs.clone_from(outputs);
@@ -305,6 +311,17 @@ impl PartialConfig {
             self.sequence_batching = Some(raw::SequenceBatching::from(*sequences));
             self.is_own = false;
             self.document["sequence_batching"] = sequences.to_json();
+        }
+    }
+
+    /// Lets core put requests of different lengths into one batch, where windows are cut of them.
+    fn let_windows_share_batches(&mut self) {
+        if self.max_batch_size == 0 {
+            return;
+        }
+        let inputs = self.document["input"].as_array_mut().into_iter().flatten();
+        for input in inputs.filter(|input| input["name"].as_str().is_some_and(|name| self.windows.of(name).is_some())) {
+            input["allow_ragged_batch"] = json!(true);
         }
     }
 

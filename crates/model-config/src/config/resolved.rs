@@ -15,6 +15,7 @@ use super::scheduling::{
 };
 use super::states::States;
 use super::tensors::{Context, Control, Ragged, StateApiTensors, TakesIds, TensorConfig};
+use super::windows::Windows;
 
 /// A model's configuration, checked.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct Config {
     pub generated: Vec<GeneratedInput>,
     /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
+    /// Inputs that are cut into windows.
+    pub windows: Windows,
     /// Inputs whose rows may have different lengths in one batch.
     pub ragged: Ragged,
     /// Numbers of rows of the runs at load.
@@ -190,6 +193,7 @@ impl Config {
             held_inputs: partial.held_inputs,
             states: partial.states,
             contexts: partial.contexts,
+            windows: partial.windows,
             ragged: partial.ragged,
             warmup_batch_sizes: warmup_batch_sizes(&parameters, max_rows_per_run)?,
             resident_batches: resident_batches(&parameters)?,

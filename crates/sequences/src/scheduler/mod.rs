@@ -13,6 +13,8 @@
 //!
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
+//! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
+//!   wait for its last one.
 //! - The caller passes the time. Nothing here reads a clock.
 //! - No operation takes longer with more sequences that have a place, but for those of a kind: [`Scheduler::take`] with
 //!   those whose last run failed, and removing a sequence that waits for a place with those that wait.
@@ -335,6 +337,19 @@ impl<R> Scheduler<R> {
         }
         self.fill_places(now, wake);
         refused
+    }
+
+    /// Takes back requests that have steps left, each with its lane. A sequence goes behind the others that are ready, and its
+    /// request stays the first of the sequence.
+    pub fn put_back(&mut self, batch: impl Iterator<Item = (u32, R)>) {
+        for (lane, request) in batch {
+            let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
+            sequence.requests.push_front(Queued::Request(request, Begins::Plain));
+            sequence.queued += 1;
+            self.queued += 1;
+            sequence.phase = Phase::Ready;
+            self.workers[sequence.worker].run(lane);
+        }
     }
 
     /// Lets the sequences begin that begin with the state that this one has now.

@@ -111,6 +111,50 @@ fn a_sequence_whose_request_runs_keeps_nobody_waiting() {
 }
 
 #[test]
+fn a_request_with_steps_left_goes_behind_the_others_and_stays_the_first_of_its_sequence() {
+    let mut bench = Bench::new(rules());
+    for (sequence, what, request) in [(1, "S", 10), (1, "", 11), (2, "S", 20)] {
+        bench.send(sequence, what, request).unwrap();
+    }
+    let [long, other] = bench.take()[..] else { panic!("two are ready") };
+    bench.send(3, "S", 30).unwrap();
+    bench.finish(&[other], Outcome::Advanced);
+    bench.scheduler.put_back([long].into_iter());
+    assert_eq!(bench.scheduler.queued(), 3);
+    assert_eq!(bench.take().iter().map(|(_, request)| *request).collect::<Vec<_>>(), [30, 10]);
+    bench.scheduler.put_back([long].into_iter());
+    assert_eq!(bench.run(Outcome::Advanced), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [11]);
+}
+
+#[test]
+fn a_clone_waits_for_the_last_step_of_its_source() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    let long = bench.take();
+    bench.clone(1, 2, 20).unwrap();
+    bench.send(1, "", 11).unwrap();
+    bench.scheduler.put_back(long.clone().into_iter());
+    assert_eq!(bench.run(Outcome::Advanced), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [20, 11]);
+}
+
+#[test]
+fn a_sequence_with_steps_left_is_not_idle_and_one_that_fails_takes_its_requests_along() {
+    let mut bench = Bench::new(Rules { idle: IdleRule::After(SECOND), ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "E", 11).unwrap();
+    for _ in 0..5 {
+        let long = bench.take();
+        bench.scheduler.put_back(long.into_iter());
+        assert!(bench.pass(SECOND).is_empty());
+    }
+    let long = bench.take();
+    assert_eq!(bench.finish(&long, Outcome::Failed), [(11, Refused::Missing(id(1)))]);
+    assert_eq!((bench.scheduler.live(), bench.scheduler.queued()), (0, 0));
+}
+
+#[test]
 fn what_follows_a_queued_end_is_missing_and_a_new_start_runs_beside_it() {
     let mut bench = Bench::new(rules());
     bench.send(1, "S", 10).unwrap();

@@ -1,0 +1,318 @@
+//! Windows: along which axis an input is cut, how an output has the steps of a request, and how many a request may have.
+
+use rows::tensor::{DataType, Dims, WindowLayout, element_count};
+
+use super::bound::{BoundControl, BoundInput, BoundOutput, Flag, ShapeForm, Source};
+use super::chunks::{BoundWindow, Gathered};
+use super::error::BindingError;
+use super::shapes::{INPUT, describe, match_dims};
+use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, TensorConfig, USUAL_MOST_STEPS, Window};
+use crate::onnx::TensorInfo;
+
+/// Bytes that the outputs of a request may have together, unless `max_steps_per_request` allows more.
+const MOST_ANSWER_BYTES: usize = 256 << 20;
+
+/// What a request of a model with windows may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MostSteps {
+    /// Most steps.
+    pub steps: usize,
+    /// Most bytes of the outputs of several steps.
+    pub answer_bytes: usize,
+}
+
+/// An entry of `input_windows` whose axis is found.
+pub(super) struct WrittenWindow<'a> {
+    written: &'a Window,
+    axis: usize,
+    /// Elements of a context in front of it.
+    context: usize,
+    /// Rows of different lengths share a run, so the model's dimension stays open.
+    is_padded: bool,
+}
+
+impl<'a> WrittenWindow<'a> {
+    /// The windows of an input, if it has any.
+    pub fn find(
+        config: &'a Config,
+        tensor: &TensorConfig,
+        info: &TensorInfo,
+        batch_symbol: Option<&str>,
+    ) -> Result<Option<Self>, BindingError> {
+        let Some(written) = config.windows.of(&tensor.name) else { return Ok(None) };
+        let context = config.contexts.iter().find(|context| context.input == tensor.name);
+        let (length, context_axis) = context.map_or((0, None), |context| (context.length, context.axis));
+        let of_model = &info.dims;
+        let left_out = of_model.len().saturating_sub(tensor.dims.len());
+        let configured = |axis: usize| tensor.dims.get(axis.checked_sub(left_out)?).copied();
+        let is_batch = |axis: usize, dims: &[i64]| {
+            let matched = match_dims(config, INPUT, tensor, dims, &info.symbols, batch_symbol);
+            matched.map(|(batch, _)| batch == Some(axis))
+        };
+        let opened = |axis: usize| {
+            let mut dims = of_model.clone();
+            dims[axis] = -1;
+            dims
+        };
+        let fits = |&axis: &usize| {
+            written.fits(of_model[axis], length)
+                && configured(axis) == Some(-1)
+                && is_batch(axis, &opened(axis)).is_ok_and(|is| !is)
+        };
+        let wanted = written.axis.or(context_axis);
+        if let Some(axis) = wanted.filter(|&axis| axis >= of_model.len()) {
+            return Err(error(config, format!("the model's dims {} have no axis {axis}", Dims(of_model))));
+        }
+        let axes: Vec<usize> = (0..of_model.len()).filter(|&axis| wanted.is_none_or(|wanted| wanted == axis)).collect();
+        match axes.iter().copied().filter(fits).collect::<Vec<_>>().as_slice() {
+            &[axis] => {
+                let is_padded = config.ragged.inputs.iter().any(|padded| padded.input == tensor.name);
+                Ok(Some(Self { written, axis, context: length, is_padded }))
+            }
+            [] => Err(error(config, does_not_fit(config, tensor, written, of_model, (length, &axes)))),
+            axes => {
+                let lines = axes.iter().map(|&axis| config.windows.line_with_axis(&tensor.name, axis));
+                Err(error(
+                    config,
+                    format!(
+                        "it fits more than one axis of the model's {}: write {}",
+                        Dims(of_model),
+                        lines.collect::<Vec<_>>().join(" or ")
+                    ),
+                ))
+            }
+        }
+    }
+
+    /// The configuration and the input as if the model had a fixed length there: that of a window and its context.
+    pub fn apply(&self, config: &Config, info: &TensorInfo) -> (Config, TensorInfo) {
+        let (mut config, mut info) = (config.clone(), info.clone());
+        if let Some(context) = config.contexts.iter_mut().find(|context| context.input == self.written.input) {
+            context.axis = context.axis.or(Some(self.axis));
+        }
+        if !self.is_padded {
+            info.dims[self.axis] = (self.written.length + self.context) as i64;
+        }
+        (config, info)
+    }
+
+    /// The dims that requests are checked against.
+    pub fn sent(&self, dims: &[i64]) -> Vec<i64> {
+        let mut sent = dims.to_vec();
+        sent[self.axis] = -1;
+        sent
+    }
+
+    /// The windows of an input with these dims in the model.
+    pub fn bind(
+        &self,
+        config: &Config,
+        tensor: &TensorConfig,
+        model: &[i64],
+        (batch_axis, form): (Option<usize>, ShapeForm),
+        is_held: bool,
+    ) -> Result<BoundWindow, BindingError> {
+        let Window { length, pads, input, .. } = self.written;
+        let axis = self.axis;
+        let context = config.contexts.iter().find(|context| context.input == *input);
+        let why = if let Some(context) = context.filter(|context| context.axis != Some(axis)) {
+            let of_context = context.axis.unwrap_or_default();
+            Some(format!("'{input}' has windows along axis {axis} and an input_context along axis {of_context}"))
+        } else if let Some(new) = context.and_then(|context| context.new).filter(|new| new != length) {
+            Some(format!("'{input}' has {new} new elements in 'input_context': write the same number in both"))
+        } else if tensor.optional {
+            Some(format!("'{input}' is optional: windows are cut of inputs that each request carries"))
+        } else if is_held {
+            Some(format!("'{input}' is one of 'held_inputs', which requests may leave out"))
+        } else if tensor.data_type == DataType::Bytes {
+            Some(format!("'{input}' is {}: windows are cut of numbers", describe(tensor.data_type, model)))
+        } else if form == ShapeForm::Unbatched && config.max_batch_size > 1 {
+            Some(format!(
+                "'{input}' has no batch dimension, so sequences that share a batch cannot each have windows: set \
+                 max_batch_size to 1"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return Err(error(config, why));
+        }
+        let mut row = model.to_vec();
+        row[axis] = 1;
+        let layout = WindowLayout::new(tensor.data_type, &row, batch_axis, axis);
+        match layout.map(|layout| layout.window_bytes(1)).filter(|bytes| bytes.checked_mul(*length).is_some()) {
+            Some(element_bytes) => Ok(BoundWindow { axis, length: *length, element_bytes, pads: *pads }),
+            None => Err(error(
+                config,
+                format!(
+                    "'{input}' is {} in the model, and all dimensions but the batch and that of the windows need a length: \
+                     write it in the dims of the input",
+                    Dims(model)
+                ),
+            )),
+        }
+    }
+}
+
+/// Says that windows do not fit, and which dims would.
+fn does_not_fit(
+    config: &Config,
+    tensor: &TensorConfig,
+    written: &Window,
+    model: &[i64],
+    (context, axes): (usize, &[usize]),
+) -> String {
+    let TensorConfig { name, data_type, dims, .. } = tensor;
+    let behind = usize::from(dims.len() < model.len());
+    let can_be = axes.iter().copied().filter(|&axis| axis >= behind && written.fits(model[axis], context));
+    let entries = can_be.filter(|&axis| !(config.is_batched() && behind == 0 && axis == 0)).map(|axis| {
+        let mut wanted = model.to_vec();
+        wanted[axis] = -1;
+        format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&wanted[behind..]))
+    });
+    let entries: Vec<_> = entries.collect();
+    let with_context = if context == 0 { String::new() } else { format!(" and {context} of context in front") };
+    let length = written.length;
+    if entries.is_empty() {
+        return format!(
+            "no dimension of the model's {} is {}, which windows of {length}{with_context} need, or open",
+            Dims(model),
+            length + context
+        );
+    }
+    format!(
+        "dims {} of input '{name}' do not allow any number of windows of {length}{with_context} for the model's {}: write \
+         input {}",
+        Dims(dims),
+        Dims(model),
+        entries.join(" or ")
+    )
+}
+
+fn error(config: &Config, why: String) -> BindingError {
+    let entries: Vec<String> = config.windows.inputs.iter().map(Window::to_string).collect();
+    BindingError::Parameter { parameter: INPUT_WINDOWS, value: entries.join(" "), why }
+}
+
+/// Finds how an answer has the steps of its request in an output: along its only open dimension, else along one of their
+/// own. `matched` matches dims without that one.
+pub(super) fn match_steps(
+    config: &Config,
+    tensor: &TensorConfig,
+    info: &TensorInfo,
+    matched: impl Fn(&TensorConfig) -> Result<(Option<usize>, ShapeForm), BindingError>,
+) -> Result<(Option<usize>, ShapeForm, Option<Gathered>), BindingError> {
+    let open = |tensor: &TensorConfig, batch: Option<usize>| {
+        let left_out = info.dims.len().saturating_sub(tensor.dims.len());
+        let is_open = |axis: usize| {
+            let configured = axis.checked_sub(left_out).and_then(|axis| tensor.dims.get(axis));
+            info.dims[axis] < 0 && configured.is_none_or(|&dim| dim < 0)
+        };
+        (0..info.dims.len()).filter(|&axis| batch != Some(axis) && is_open(axis)).collect::<Vec<_>>()
+    };
+    if let Ok((batch, form)) = matched(tensor)
+        && let [axis] = *open(tensor, batch)
+    {
+        let in_front = usize::from(form == ShapeForm::Unbatched);
+        return Ok((batch, form, Some(Gathered::Joined { axis: axis + in_front })));
+    }
+    if let Some((-1, behind)) = tensor.dims.split_first() {
+        let of_step = TensorConfig { dims: behind.to_vec(), ..tensor.clone() };
+        if let Ok((batch, form)) = matched(&of_step)
+            && open(&of_step, batch).is_empty()
+        {
+            let at = usize::from(config.is_batched() && form != ShapeForm::BatchInside);
+            return Ok((batch, form, Some(Gathered::Stacked { at })));
+        }
+    }
+    let (name, dims) = (&tensor.name, Dims(&tensor.dims));
+    if info.dims.is_empty() && config.is_batched() {
+        return Err(error(config, format!("the model does not say which dims its output '{name}' has")));
+    }
+    let behind = &info.dims[usize::from(config.is_batched() && tensor.dims.len() <= info.dims.len())..];
+    Err(error(
+        config,
+        match behind.iter().filter(|&&dim| dim < 0).count() {
+            0 => {
+                let wanted: Vec<i64> = std::iter::once(-1).chain(behind.iter().copied()).collect();
+                format!(
+                    "output '{name}' has dims {dims}, and an answer has that of each step of its request: write dims {}",
+                    Dims(&wanted)
+                )
+            }
+            1 => format!(
+                "output '{name}' has dims {dims}, and an answer has the steps of its request one after the other along its \
+                 open dimension: write dims {}",
+                Dims(behind)
+            ),
+            _ => format!(
+                "output '{name}' is {} in the model, and the steps of a request can stand along one open dimension: write the \
+                 length of the others in its dims",
+                Dims(&info.dims)
+            ),
+        },
+    ))
+}
+
+/// The shape of an output in an answer to a request that made no step.
+pub(super) fn without_steps(
+    configured: &[i64],
+    model: &[i64],
+    (batch_axis, form): (Option<usize>, ShapeForm),
+    gathered: Gathered,
+) -> Vec<i64> {
+    let of_step = if matches!(gathered, Gathered::Stacked { .. }) { &configured[1..] } else { configured };
+    let left_out = model.len().saturating_sub(of_step.len());
+    let dim = |(axis, &dim): (usize, &i64)| {
+        let written = axis.checked_sub(left_out).and_then(|axis| of_step.get(axis)).copied().unwrap_or(-1);
+        if Some(axis) == batch_axis { 1 } else { dim.max(written).max(0) }
+    };
+    let mut dims: Vec<i64> = model.iter().enumerate().map(dim).collect();
+    if form == ShapeForm::Unbatched || dims.is_empty() {
+        dims.insert(0, 1);
+    }
+    match gathered {
+        Gathered::Stacked { at } => dims.insert(at, 0),
+        Gathered::Joined { axis } => dims[axis] = 0,
+    }
+    dims
+}
+
+/// What a request may make. Unless it is written, it suits an hour of speech, and fewer steps where
+/// their outputs have many bytes.
+pub(super) fn bound_steps(
+    config: &Config,
+    inputs: &[BoundInput],
+    outputs: &[BoundOutput],
+) -> Result<MostSteps, BindingError> {
+    if !config.windows.are_cut() {
+        return Ok(MostSteps { steps: 1, answer_bytes: usize::MAX });
+    }
+    let is_start =
+        |input: &&BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
+    if let Some(input) = inputs.iter().find(is_start) {
+        let why = format!(
+            "'{}' tells the model of START (CONTROL_SEQUENCE_START), and a START may make no step: give the states' initial \
+             values in 'initial_states', and give the input the value for no START in 'constant_inputs'",
+            input.name
+        );
+        return Err(error(config, why));
+    }
+    let bytes = |output: &BoundOutput| {
+        let dims = output.dims.as_ref()?;
+        let mut row = dims.clone();
+        output.batch_axis.iter().for_each(|&axis| row[axis] = 1);
+        element_count(&row)?.checked_mul(output.data_type.byte_size()?)
+    };
+    let of_step = outputs.iter().filter(|output| output.is_response).filter_map(bytes).fold(0, usize::saturating_add);
+    let most = (MOST_ANSWER_BYTES / of_step.max(1)).clamp(1, USUAL_MOST_STEPS);
+    let most = config.windows.most_steps.unwrap_or(most);
+    match of_step.checked_mul(most) {
+        Some(bytes) => Ok(MostSteps { steps: most, answer_bytes: bytes.max(MOST_ANSWER_BYTES) }),
+        None => Err(BindingError::Parameter {
+            parameter: MAX_STEPS,
+            value: most.to_string(),
+            why: "the outputs of so many steps have more bytes than an address can count".to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,239 @@
+//! The steps of a request of a model with `input_windows`: how many it makes, the window that each one reads, and what the
+//! earlier ones have left.
+//!
+//! The elements that a request brings go behind those that the sequence had left over. Each step reads the next window.
+//! [`super::stepping`] has what a row does with it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
+use rows::{copies, reserve};
+
+use super::gathered::Gathering;
+use crate::binding::{Binding, BoundInput, BoundWindow, RequestInput, ShapeForm};
+use crate::error::{InputError, RequestError};
+use crate::memory::Charge;
+use crate::triton::{HeldElements, HeldInput, Request, Times};
+
+/// A row alone.
+const ALONE: RowAt = RowAt { position: 0, rows: 1 };
+
+/// The steps of a request.
+#[derive(Default)]
+pub struct Course {
+    pub steps: usize,
+    pub made: usize,
+    /// The last step has been made.
+    pub is_over: bool,
+    /// Elements of the first input that is cut, which the sequence keeps for its next request, or which END drops.
+    pub left: usize,
+    /// Elements of the last window that came from the client, if zeros fill it up.
+    pub real: Option<usize>,
+    /// The elements of each input that is cut; empty if the only step reads what the request brings.
+    cuts: Vec<Cut>,
+    /// The outputs of the steps that have been made.
+    pub(super) outputs: Gathering,
+    /// It is not to go on after this time.
+    pub deadline: Option<Instant>,
+    /// When the first step began.
+    pub began: Option<Times>,
+    /// Pays for the states that the row carries.
+    pub charge: Option<Charge>,
+}
+
+/// The elements of an input that is cut.
+struct Cut {
+    /// Of the input.
+    position: usize,
+    data_type: DataType,
+    /// Of a request.
+    dims: Vec<i64>,
+    /// The windows' dimension of a request.
+    axis: usize,
+    layout: WindowLayout,
+    bytes: Vec<u8>,
+    /// Elements of the first window, and of later ones.
+    first: usize,
+    length: usize,
+}
+
+/// How the elements of an input divide into windows.
+#[derive(Clone, Copy)]
+struct Division {
+    /// Elements that were left over before the request.
+    kept: usize,
+    /// Elements that the request brings.
+    brought: usize,
+    first: usize,
+    length: usize,
+    /// Whole windows.
+    steps: usize,
+    /// Elements after them.
+    left: usize,
+}
+
+impl Division {
+    const fn new(kept: usize, brought: usize, first: usize, length: usize) -> Self {
+        let all = kept + brought;
+        let steps = if all < first { 0 } else { 1 + (all - first) / length };
+        let used = if steps == 0 { 0 } else { first + (steps - 1) * length };
+        Self { kept, brought, first, length, steps, left: all - used }
+    }
+
+    /// The elements after the whole windows.
+    const fn rest(self) -> Range<usize> {
+        let all = self.kept + self.brought;
+        all - self.left..all
+    }
+
+    /// Elements of one more window.
+    const fn next(self) -> usize {
+        if self.steps == 0 { self.first } else { self.length }
+    }
+}
+
+impl Course {
+    /// Divides what a request brings into windows, behind what its sequence has left over. Also returns what is left over
+    /// then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window has left a context.
+    pub(super) fn new(
+        binding: &Binding,
+        request: &mut Request,
+        kept: &[Vec<u8>],
+        ends: bool,
+        is_first: bool,
+    ) -> Result<(Self, Vec<Vec<u8>>), RequestError> {
+        let divisions = divisions(binding, request, kept, is_first)?;
+        let of_first = divisions[0];
+        let fills_up = of_first.left > 0 && ends && binding.windows().all(|(_, _, window)| window.pads);
+        let steps = of_first.steps + usize::from(fills_up);
+        if steps > binding.most_steps.steps {
+            let (brought, most) = (of_first.brought, binding.most_steps.steps);
+            let name = binding.windows().next().map_or(String::new(), |(input, ..)| input.name.clone());
+            return Err(InputError::TooManySteps { name, brought, steps, most }.into());
+        }
+        let mut course = Self { steps, ..Self::default() };
+        let reads_request = steps == 1 && !fills_up && divisions.iter().all(|of| of.kept == 0 && of.left == 0);
+        if reads_request {
+            return Ok((course, vec![Vec::new(); divisions.len()]));
+        }
+        let mut left = Vec::new();
+        for (number, (input, of)) in binding.windows().zip(&divisions).enumerate() {
+            let kept = kept.get(number).map_or(&[][..], Vec::as_slice);
+            let cut = Cut::new(request, input, of, kept, fills_up)?;
+            left.push(if fills_up { Vec::new() } else { cut.elements(of.rest())? });
+            course.cuts.push(cut);
+        }
+        if fills_up {
+            course.real = Some(of_first.left);
+        } else {
+            course.left = of_first.left;
+        }
+        Ok((course, left))
+    }
+
+    /// What the request would carry for its next step: the position of each input, and its elements; none if the step
+    /// reads what the request brings.
+    pub(super) fn windows(&self) -> impl Iterator<Item = Result<(usize, HeldInput), RequestError>> {
+        self.cuts.iter().map(|cut| Ok((cut.position, cut.window(self.made)?)))
+    }
+}
+
+impl Cut {
+    /// Puts what a request brings behind what was left over. `fills_up`: zeros follow, up to one more window.
+    fn new(
+        request: &mut Request,
+        (input, bound, window): (&BoundInput, &RequestInput, BoundWindow),
+        of: &Division,
+        kept: &[u8],
+        fills_up: bool,
+    ) -> Result<Self, RequestError> {
+        let not_copied = |error| InputError::not_copied(&input.name, error);
+        request.copy_input(bound.position).map_err(not_copied)?;
+        let missing = || InputError::Missing(input.name.clone());
+        let sent = request.input(bound.position).ok_or_else(missing)?;
+        let all = of.kept + of.brought;
+        let with_zeros = all + if fills_up { of.next() - of.left } else { 0 };
+        let mut in_model = input.dims.clone();
+        input.batch_axis.iter().for_each(|&axis| in_model[axis] = 1);
+        in_model[window.axis] = with_zeros as i64;
+        let layout = WindowLayout::new(input.data_type, &in_model, input.batch_axis, window.axis).ok_or_else(|| {
+            InputError::Shape { name: input.name.clone(), came: sent.dims().to_vec(), wanted: in_model.clone() }
+        })?;
+        let mut bytes = reserve(layout.window_bytes(with_zeros))?;
+        bytes.resize(layout.window_bytes(with_zeros), 0);
+        copies::put(&layout.window(ALONE, 0..of.kept), StorageType::Exact, kept, &mut bytes);
+        copies::put_pieces(&layout.window(ALONE, of.kept..all), sent.pieces(), &mut bytes);
+        let axis = window.axis + usize::from(bound.form != ShapeForm::Plain);
+        let (dims, position, data_type) = (sent.dims().to_vec(), bound.position, input.data_type);
+        Ok(Self { position, data_type, dims, axis, layout, bytes, first: of.first, length: of.length })
+    }
+
+    /// These elements.
+    fn elements(&self, range: Range<usize>) -> Result<Vec<u8>, RequestError> {
+        let part = self.layout.window(ALONE, range);
+        let mut elements = reserve(part.bytes())?;
+        elements.resize(part.bytes(), 0);
+        copies::take(&part, StorageType::Exact, &self.bytes, &mut elements);
+        Ok(elements)
+    }
+
+    /// What the request would carry for this step.
+    fn window(&self, step: usize) -> Result<HeldInput, RequestError> {
+        let (from, length) = match step.checked_sub(1) {
+            None => (0, self.first),
+            Some(before) => (self.first + before * self.length, self.length),
+        };
+        let mut dims = self.dims.clone();
+        dims[self.axis] = length as i64;
+        let elements = HeldElements::Bytes(Arc::new(self.elements(from..from + length)?));
+        Ok(HeldInput { data_type: self.data_type, dims: dims.into(), elements, charge: None })
+    }
+}
+
+/// How the elements of each input that is cut divide. All make the same steps.
+fn divisions(
+    binding: &Binding,
+    request: &Request,
+    kept: &[Vec<u8>],
+    is_first: bool,
+) -> Result<Vec<Division>, InputError> {
+    let division = |(number, (input, bound, window)): (usize, (&BoundInput, &RequestInput, BoundWindow))| {
+        let sent = request.input(bound.position).ok_or_else(|| InputError::Missing(input.name.clone()))?;
+        let kept = kept.get(number).map_or(0, Vec::len) / window.element_bytes.max(1);
+        let brought = bound.own_length(sent.dims(), window.axis);
+        Ok(Division::new(kept, brought, window.taken(bound.context, is_first), window.length))
+    };
+    let divisions = binding.windows().enumerate().map(division).collect::<Result<Vec<_>, InputError>>()?;
+    let one = divisions[0];
+    let is_alike = |of: &Division| of.steps == one.steps && of.left * one.length == one.left * of.length;
+    if divisions.iter().all(is_alike) {
+        return Ok(divisions);
+    }
+    let brought = binding.windows().zip(&divisions).map(|((input, _, window), of)| {
+        let kept = if of.kept > 0 { format!(" and {} left over", of.kept) } else { String::new() };
+        format!("{} for '{}'{kept} (windows of {})", of.brought, input.name, window.length)
+    });
+    Err(InputError::UnequalWindows { brought: brought.collect::<Vec<_>>().join(", ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_divide_into_windows_behind_what_was_left_over() {
+        let division = |kept, brought, first| {
+            let of = Division::new(kept, brought, first, 5);
+            (of.steps, of.left, of.rest())
+        };
+        assert_eq!(division(0, 0, 5), (0, 0, 0..0));
+        assert_eq!(division(4, 0, 5), (0, 4, 0..4));
+        assert_eq!(division(4, 1, 5), (1, 0, 5..5));
+        assert_eq!(division(2, 17, 5), (3, 4, 15..19));
+        // The first window has three elements more.
+        assert_eq!(division(0, 7, 8), (0, 7, 0..7));
+        assert_eq!(division(1, 13, 8), (2, 1, 13..14));
+    }
+}

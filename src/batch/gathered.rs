@@ -1,0 +1,166 @@
+//! The outputs of the steps of a request, put together for its answer.
+
+use rows::tensor::{DataType, Dims};
+use rows::{reserve, strings};
+
+use super::deliver::deliver;
+use crate::binding::{Binding, Gathered};
+use crate::error::{RequestError, RunError};
+use crate::triton::{Response, RowOutput};
+
+/// The outputs of some steps.
+#[derive(Default)]
+pub(super) struct Gathering {
+    outputs: Vec<Together>,
+    bytes: usize,
+    steps: usize,
+}
+
+/// An output of some steps.
+struct Together {
+    /// Of the first step; its bytes are those of all steps, if they follow one another.
+    first: RowOutput,
+    /// `None`: every step has the same, such as the id of the sequence.
+    how: Option<Gathered>,
+    /// Elements along the axis of [`Gathered::Joined`], of all steps.
+    length: i64,
+    /// The bytes of each further step and its elements along that axis, if they interleave.
+    others: Vec<(Vec<u8>, i64)>,
+}
+
+impl Gathering {
+    /// Adds the outputs of a step.
+    pub fn add(&mut self, binding: &Binding, step: Vec<RowOutput>, most_bytes: usize) -> Result<(), RequestError> {
+        self.bytes = step.iter().map(|output| output.bytes.len()).fold(self.bytes, usize::saturating_add);
+        self.steps += 1;
+        if self.steps > 1 && self.bytes > most_bytes {
+            return Err(RunError::AnswerTooLarge { bytes: self.bytes, limit: most_bytes }.into());
+        }
+        if self.outputs.is_empty() {
+            let how = |output: &RowOutput| {
+                let bound = binding.outputs.iter().find(|bound| bound.c_name == output.name && bound.is_response);
+                bound.and_then(|bound| bound.gathered)
+            };
+            let first = |output: RowOutput| {
+                let how = how(&output);
+                let length = how.and_then(joined_axis).map_or(0, |axis| output.dims[axis]);
+                Together { first: output, how, length, others: Vec::new() }
+            };
+            self.outputs = step.into_iter().map(first).collect();
+            return Ok(());
+        }
+        for (together, output) in self.outputs.iter_mut().zip(step) {
+            together.add(output)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the outputs to a response.
+    pub fn deliver(self, response: &Response) -> Result<(), RequestError> {
+        for together in self.outputs {
+            let (dims, bytes) = (together.dims(self.steps), together.bytes()?);
+            let RowOutput { name, data_type, .. } = &together.first;
+            let memory = response.output(name, *data_type, &dims, bytes.len())?;
+            deliver(&name.to_string_lossy(), memory, std::iter::once(bytes.as_slice()))?;
+        }
+        Ok(())
+    }
+}
+
+const fn joined_axis(how: Gathered) -> Option<usize> {
+    match how {
+        Gathered::Joined { axis } => Some(axis),
+        Gathered::Stacked { .. } => None,
+    }
+}
+
+impl Together {
+    fn add(&mut self, output: RowOutput) -> Result<(), RequestError> {
+        let Some(how) = self.how else { return Ok(()) };
+        let axis = joined_axis(how);
+        let is_like = |(at, (one, other)): (usize, (&i64, &i64))| one == other || axis == Some(at);
+        let mut dims = self.first.dims.iter().zip(&output.dims).enumerate();
+        if self.first.dims.len() != output.dims.len() || !dims.all(is_like) {
+            let name = self.first.name.to_string_lossy().into_owned();
+            let (first, later) = (Dims(&self.first.dims).to_string(), Dims(&output.dims).to_string());
+            return Err(RunError::UnequalSteps { name, first, later }.into());
+        }
+        let length = axis.map_or(0, |axis| output.dims[axis]);
+        self.length += length;
+        if self.follow_one_another() {
+            self.first
+                .bytes
+                .try_reserve(output.bytes.len())
+                .map_err(|_| rows::NoMemory { bytes: output.bytes.len() })?;
+            self.first.bytes.extend_from_slice(&output.bytes);
+        } else {
+            self.others.push((output.bytes, length));
+        }
+        Ok(())
+    }
+
+    /// Pieces of each step between those of others.
+    fn outer(&self) -> usize {
+        let axis = match self.how {
+            None => 0,
+            Some(Gathered::Stacked { at }) => at,
+            Some(Gathered::Joined { axis }) => axis,
+        };
+        self.first.dims[..axis].iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product()
+    }
+
+    fn follow_one_another(&self) -> bool {
+        self.outer() <= 1
+    }
+
+    fn dims(&self, steps: usize) -> Vec<i64> {
+        let mut dims = self.first.dims.to_vec();
+        match self.how {
+            None => {}
+            Some(Gathered::Stacked { at }) => dims.insert(at, steps as i64),
+            Some(Gathered::Joined { axis }) => dims[axis] = self.length,
+        }
+        dims
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, RequestError> {
+        let first = &self.first.bytes;
+        if self.others.is_empty() {
+            let mut bytes = reserve(first.len())?;
+            bytes.extend_from_slice(first);
+            return Ok(bytes);
+        }
+        let outer = self.outer();
+        let pieces = |bytes: &[u8]| {
+            if self.first.data_type == DataType::Bytes {
+                string_pieces(bytes, outer)
+            } else {
+                let each = bytes.len() / outer;
+                (0..outer).map(|piece| piece * each..(piece + 1) * each).collect()
+            }
+        };
+        let steps: Vec<_> = std::iter::once(first).chain(self.others.iter().map(|(bytes, _)| bytes)).collect();
+        let cut: Vec<Vec<_>> = steps.iter().map(|bytes| pieces(bytes)).collect();
+        let mut bytes = reserve(steps.iter().map(|bytes| bytes.len()).sum())?;
+        for piece in 0..outer {
+            for (step, cut) in steps.iter().zip(&cut) {
+                bytes.extend_from_slice(step.get(cut[piece].clone()).unwrap_or_default());
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Where each of `outer` parts with as many strings is in the bytes of strings.
+fn string_pieces(bytes: &[u8], outer: usize) -> Vec<std::ops::Range<usize>> {
+    let lengths: Vec<usize> = strings::elements(bytes).map(|of| of.map_or(0, <[u8]>::len) + 4).collect();
+    let each = lengths.len() / outer.max(1);
+    let mut from = 0;
+    let piece = |piece: usize| {
+        let bytes: usize = lengths[piece * each..(piece + 1) * each].iter().sum();
+        let range = from..from + bytes;
+        from += bytes;
+        range
+    };
+    (0..outer).map(piece).collect()
+}

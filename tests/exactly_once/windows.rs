@@ -1,0 +1,119 @@
+//! Requests of several steps (`input_windows`): the model gets VALUE two elements at a time, whatever a request brings.
+
+use super::own::own;
+use super::*;
+
+/// The configuration, with windows.
+fn cut(mut config: Value) -> Value {
+    config["input"][0] = json!({ "name": "VALUE", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": true });
+    config["output"][0]["dims"] = json!([-1, 2]);
+    fake_triton::with_parameters(config, &[("input_windows", "VALUE=2")])
+}
+
+fn schedulers() -> [Value; 4] {
+    [cut(oldest(8)), cut(direct()), cut(own(&[])), cut(own(&[("worker_count", "2")]))]
+}
+
+/// A request that brings these elements. With an `at` above 3, its first step fails.
+fn bringing(id: u64, flags: u32, values: &[f32], at: i64) -> Request {
+    let bytes = bytemuck::cast_slice(values).to_vec();
+    let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, values.len() as i64], bytes);
+    Request::new(Id::Number(id), flags, vec![value, index(at)], &["SUM"])
+}
+
+/// The sum after each step; `None` for an error.
+fn sums_of_steps(request: &Request) -> Option<Vec<Row>> {
+    match request.answer()? {
+        Answer::Outputs(outputs) => {
+            let (dims, bytes) = &outputs["SUM"];
+            let sums: Vec<Row> = bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect();
+            assert_eq!(dims.as_slice(), [1, sums.len() as i64, 2]);
+            Some(sums)
+        }
+        Answer::Error(..) => None,
+    }
+}
+
+/// What a sequence has.
+#[derive(Clone, Default)]
+struct Known {
+    sum: Row,
+    left: Vec<f32>,
+}
+
+impl Known {
+    fn bring(&mut self, values: &[f32]) -> Vec<Row> {
+        self.left.extend(values);
+        let windows = self.left.len() / 2;
+        let taken: Vec<f32> = self.left.drain(..2 * windows).collect();
+        let step = |window: &[f32]| {
+            self.sum = [self.sum[0] + window[0], self.sum[1] + window[1]];
+            self.sum
+        };
+        taken.chunks_exact(2).map(step).collect()
+    }
+}
+
+fn some(random: &mut Random) -> Vec<f32> {
+    (0..random.below(12)).map(|_| random.below(100) as f32).collect()
+}
+
+#[test]
+fn requests_of_any_length_are_answered_with_the_sums_of_their_windows() {
+    let Some(triton) = Triton::start() else { return };
+    for (seed, config) in (1..).zip(schedulers()) {
+        let (model, mut random) = (load(&triton, &config), Random::new(seed));
+        let mut known = vec![Known::default(); 4];
+        for round in 0..200 {
+            let asked: Vec<_> = (0..4).map(|_| (some(&mut random), random.one_in(8))).collect();
+            let request = |(at, (values, fails)): (usize, &(Vec<f32>, bool))| {
+                let flags = if round == 0 { START } else { 0 };
+                bringing(at as u64 + 1, flags, values, if *fails && round > 0 { 4 } else { 0 })
+            };
+            let payload = model.run(asked.iter().enumerate().map(request).collect());
+            for (at, (request, (values, fails))) in payload.iter().zip(&asked).enumerate() {
+                let before = known[at].clone();
+                let expected = known[at].bring(values);
+                if *fails && round > 0 && !expected.is_empty() {
+                    let (_, text) = request.error().unwrap();
+                    assert_eq!(text.contains(" of the request)"), expected.len() > 1, "{text}");
+                    known[at] = before;
+                } else {
+                    assert_eq!(sums_of_steps(request), Some(expected), "round {round}, sequence {}", at + 1);
+                }
+            }
+        }
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
+#[test]
+fn whatever_fails_between_the_steps_each_request_is_answered_once_and_released_once() {
+    let Some(triton) = Triton::start() else { return };
+    for (seed, config) in (1..).zip(schedulers()) {
+        for one_in in [200, 40, 8] {
+            let (model, mut random) = (load(&triton, &config), Random::new(seed));
+            ledger::set_faults(Faults::Random { random: Random::new(seed + one_in), one_in });
+            let mut sent = Vec::new();
+            for _ in 0..150 {
+                let request = |id: u64, random: &mut Random| {
+                    let flags = if random.one_in(4) { START } else { 0 } | if random.one_in(5) { END } else { 0 };
+                    let mut request = bringing(id, flags, &some(random), if random.one_in(10) { 4 } else { 0 });
+                    request.cancelled = random.one_in(15);
+                    if cfg!(feature = "fault-injection") && random.one_in(12) {
+                        request = request.with_parameter("inject_panic", random.pick(&STAGES));
+                    }
+                    Arc::new(request)
+                };
+                let payload: Vec<_> = (1..=4).map(|id| request(id, &mut random)).collect();
+                model.instance.send(&payload);
+                sent.extend(payload);
+            }
+            ledger::set_faults(Faults::None);
+            model.unload();
+            assert!(sent.iter().all(|request| request.is_released()), "at the latest when the instance goes");
+        }
+    }
+    triton.assert_clean();
+}
