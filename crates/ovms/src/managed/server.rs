@@ -87,7 +87,8 @@ impl Server {
         let backends = find_backends(options.backend_directory.as_deref())?;
         info!("starting {} with the backends in {}", program.display(), backends.display());
         for _ in 0..ATTEMPTS {
-            let ports = [free_port()?, free_port()?];
+            let grpc = free_port(None)?;
+            let ports = [grpc, free_port(Some(grpc))?];
             let [grpc, http] = ports.map(address);
             let triton = Triton::new(&grpc?, Some(http?)).map_err(|error| error.to_string())?;
             let mut server = Self { child: spawn(options, &program, &backends, repository, ports)?, triton };
@@ -197,10 +198,10 @@ fn spawn(
     command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))
 }
 
-fn free_port() -> Result<u16, String> {
+fn free_port(other_than: Option<u16>) -> Result<u16, String> {
     for _ in 0..100 {
         let port = fastrand::u16(PORTS);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if Some(port) != other_than && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
     }
