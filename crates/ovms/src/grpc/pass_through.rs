@@ -44,8 +44,8 @@ const METHODS: [&str; 20] = [
 
 /// Passes a request on to Triton, and the answer back as it comes.
 pub async fn answer(gateway: Arc<Gateway>, mut request: Request<Incoming>) -> Response<Body> {
-    let path = request.uri().path();
-    let method = METHODS.into_iter().find(|method| path.ends_with(method)).unwrap_or_default();
+    let called = request.uri().path().rsplit('/').next().unwrap_or_default();
+    let method = METHODS.into_iter().find(|method| *method == called).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
     if matches!(method, "RepositoryModelLoad" | "RepositoryModelUnload") && gateway.managed.is_some() {
         let failure = Failure::managed_models();
