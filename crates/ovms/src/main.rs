@@ -117,7 +117,7 @@ async fn run(settings: Settings) -> Result<(), Ended> {
         Mode::PrintConfig(source) => print_config(&source),
         Mode::InFrontOf { grpc, http } => {
             let ports = Ports::bind(settings.grpc, settings.rest).await?;
-            let triton = Triton::new(&grpc, Some(http)).map_err(|error| format!("--triton {grpc}: {error}"))?;
+            let triton = Triton::new(&grpc, http).map_err(|error| format!("--triton {grpc}: {error}"))?;
             serve(ports, triton, None, &mut signals, None).await.0
         }
         Mode::Managed { source, poll, server } => {

@@ -23,17 +23,17 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A tritonserver, by its gRPC address and perhaps its HTTP address. Connects with the first request, and again after
+/// A tritonserver, by its gRPC address and its HTTP address. Connects with the first request, and again after
 /// the connection breaks.
 #[derive(Clone, Debug)]
 pub struct Triton {
     channel: Channel,
-    http: Option<Authority>,
+    http: Authority,
 }
 
 impl Triton {
     /// Connects later: call it inside a tokio runtime.
-    pub fn new(grpc: &Authority, http: Option<Authority>) -> Result<Self, http::Error> {
+    pub fn new(grpc: &Authority, http: Authority) -> Result<Self, http::Error> {
         let uri = Uri::builder().scheme("http").authority(grpc.clone()).path_and_query("/").build()?;
         let channel = Endpoint::from(uri)
             .tcp_nodelay(true)
@@ -100,8 +100,8 @@ impl Triton {
     }
 
     /// The HTTP address.
-    pub fn http(&self) -> Option<&Authority> {
-        self.http.as_ref()
+    pub fn http(&self) -> &Authority {
+        &self.http
     }
 
     fn client(&self) -> GrpcInferenceServiceClient<Channel> {

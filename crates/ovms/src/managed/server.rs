@@ -90,7 +90,7 @@ impl Server {
             let grpc = free_port(None)?;
             let ports = [grpc, free_port(Some(grpc))?];
             let [grpc, http] = ports.map(address);
-            let triton = Triton::new(&grpc?, Some(http?)).map_err(|error| error.to_string())?;
+            let triton = Triton::new(&grpc?, http?).map_err(|error| error.to_string())?;
             let mut server = Self { child: spawn(options, &program, &backends, repository, ports)?, triton };
             let Some(status) = server.ready().await.map_err(|error| format!("waiting for tritonserver: {error}"))?
             else {
