@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
@@ -16,8 +15,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How long requests that run may take to finish once the gateway stops.
-const GRACE: Duration = Duration::from_secs(20);
 const RETRY_ACCEPT: Duration = Duration::from_millis(50);
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_secs(60);
@@ -44,32 +41,31 @@ impl<B, S> Service<B> for S where
 {
 }
 
-/// Serves HTTP/2 without TLS.
-pub async fn serve_http2<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>) -> io::Result<()>
+/// Serves HTTP/2 without TLS until the gateway stops and the requests that run have ended.
+pub async fn serve_http2<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>)
 where
     S: Service<B>,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     let serve = move |stream, stop| http2_connection(stream, service.clone(), stop);
-    accept(listener, stop, serve).await
+    accept(listener, stop, serve).await;
 }
 
-/// Serves HTTP/1.1 without TLS.
-pub async fn serve_http1<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>) -> io::Result<()>
+/// Serves HTTP/1.1 without TLS until the gateway stops and the requests that run have ended.
+pub async fn serve_http1<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>)
 where
     S: Service<B>,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     let serve = move |stream, stop| http1_connection(stream, service.clone(), stop);
-    accept(listener, stop, serve).await
+    accept(listener, stop, serve).await;
 }
 
 async fn accept<F>(
     listener: TcpListener,
     mut stop: watch::Receiver<bool>,
     serve: impl Fn(TcpStream, watch::Receiver<bool>) -> F,
-) -> io::Result<()>
-where
+) where
     F: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
@@ -93,11 +89,7 @@ where
         }
     }
     drop(listener);
-    let finished = tokio::time::timeout(GRACE, async { while connections.join_next().await.is_some() {} }).await;
-    if finished.is_err() {
-        log::warn!("{} connections were closed before their requests had ended", connections.len());
-    }
-    Ok(())
+    while connections.join_next().await.is_some() {}
 }
 
 /// Ends when the gateway is to stop, also if nothing is left that could say so.

@@ -36,7 +36,6 @@ mod tensor;
 mod triton;
 
 use std::future::pending;
-use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,7 +196,7 @@ async fn serve(
 ) -> (Result<(), Ended>, bool) {
     let gateway = Arc::new(Gateway::new(triton, managed));
     let (stop, stopped) = watch::channel(false);
-    let mut tasks: JoinSet<io::Result<()>> = JoinSet::new();
+    let mut tasks: JoinSet<()> = JoinSet::new();
     for listener in ports.grpc {
         info!("gRPC on {}", ports::name_of(&listener));
         tasks.spawn(grpc::serve(listener, gateway.clone(), stopped.clone()));

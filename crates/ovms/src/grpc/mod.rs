@@ -5,7 +5,6 @@ mod pass_through;
 mod services;
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 
 use http::{Request, Response};
@@ -28,7 +27,7 @@ use services::Services;
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
-pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) {
     let api = Services::new(gateway.clone());
     let router = Router {
         prediction: PredictionServiceServer::new(api.clone())
@@ -39,7 +38,7 @@ pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Re
         gateway,
     };
     let service = service_fn(move |request| router.clone().answer(request));
-    connections::serve_http2(listener, service, stop).await
+    connections::serve_http2(listener, service, stop).await;
 }
 
 #[derive(Clone)]
