@@ -50,16 +50,8 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
-
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
         Status::new(failure.code, failure.message)
-    }
-}
-
-impl From<Status> for Failure {
-    fn from(status: Status) -> Self {
-        Self::new(status.code(), status.message())
     }
 }
