@@ -62,10 +62,10 @@ struct Arguments {
     metrics_enable: Option<bool>,
 
     /// gRPC address of a tritonserver that runs: host:port.
-    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver", value_parser = address)]
     triton: Option<Authority>,
     /// Its HTTP address; else port 8000 of the same host.
-    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver", value_parser = address)]
     triton_http: Option<Authority>,
 
     #[command(flatten, next_help_heading = "One model")]
@@ -399,6 +399,15 @@ fn listen(option: &str, port: Option<u32>, of_addresses: &str, addresses: &str) 
         return Err(format!("{of_addresses} has invalid format: proper hostname or IP address expected."));
     }
     Ok((port > 0).then_some(Listen { addresses, port }))
+}
+
+/// A host and a port.
+fn address(text: &str) -> Result<Authority, String> {
+    let authority = text.parse::<Authority>().ok();
+    let complete = |address: &Authority| {
+        address.port_u16().is_some_and(|port| port > 0) && !address.host().is_empty() && !text.contains('@')
+    };
+    authority.filter(complete).ok_or_else(|| "a host and a port are expected: localhost:8001".to_owned())
 }
 
 fn level(name: &str) -> Result<LevelFilter, String> {
