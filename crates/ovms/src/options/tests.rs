@@ -107,6 +107,8 @@ fn wrong_options_are_named() {
         ("--port 5 --triton h:1 --tritonserver /t", "--tritonserver is for"),
         ("--port 5 --triton h:1 --file_system_poll_wait_seconds 1", "--file_system_poll_wait_seconds is for"),
         ("--port 5 --triton h:1 -- --x", "is for a tritonserver"),
+        ("--port 5 --triton h:1 --print-config", "--print-config is for"),
+        ("--port 5 --config_path c --stateful=false --layout NCHW", "stateful in config.json"),
         ("--port 5 --triton localhost", "'--triton <ADDRESS>': a host and a port are expected"),
         ("--port 5 --triton localhost:", "'--triton <ADDRESS>': a host and a port are expected"),
         ("--port 5 --triton localhost:0", "'--triton <ADDRESS>': a host and a port are expected"),
