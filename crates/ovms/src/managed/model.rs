@@ -84,8 +84,11 @@ impl Model {
             if selected.is_empty() {
                 return self.serve_none(triton, name, folder, found).await;
             }
-            for (number, why) in &found.left_out {
-                warn!("model '{name}': version {number} is left out: {why}");
+            // In the first turn only: the versions of the next ones are tried because a load has failed.
+            if self.failure.is_none() {
+                for (number, why) in &found.left_out {
+                    warn!("model '{name}': version {number} is left out: {why}");
+                }
             }
             let versions = found.versions.iter().filter(|(number, _)| selected.contains(number));
             let wanted = Wanted {
