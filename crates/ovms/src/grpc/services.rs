@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use prost::Message;
-use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 use super::deadline;
@@ -46,11 +46,11 @@ impl Services {
         &self,
         method: &'static str,
         model: &str,
-        metadata: &MetadataMap,
+        deadline: Option<Instant>,
         answer: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Response<T>, Status> {
         let counted = self.gateway.metrics.request(Method { api: "grpc", method });
-        let result = deadline::within(deadline::of(metadata), answer).await;
+        let result = deadline::within(deadline, answer).await;
         let code = result.as_ref().err().map_or(Code::Ok, |failure| failure.code);
         counted.finish(if self.gateway.models.is_known(model) { model } else { "" }, code);
         Ok(Response::new(result?))
@@ -74,7 +74,7 @@ impl PredictionService for Services {
                 predict::run(&self.gateway, &call, |signature| tensors(&request.inputs, signature)).await?;
             Ok(response(&spec, prediction))
         };
-        self.answer("Predict", &spec.name, &metadata, run).await
+        self.answer("Predict", &spec.name, call.deadline, run).await
     }
 
     async fn get_model_metadata(
@@ -100,7 +100,7 @@ impl PredictionService for Services {
                 metadata: BTreeMap::from([(SIGNATURE_DEF.to_owned(), any)]),
             })
         };
-        self.answer("GetModelMetadata", &spec.name, &metadata, run).await
+        self.answer("GetModelMetadata", &spec.name, deadline::of(&metadata), run).await
     }
 
     async fn classify(&self, _: Request<UnreadRequest>) -> Result<Response<UnsentResponse>, Status> {
@@ -136,7 +136,7 @@ impl ModelService for Services {
             });
             Ok(GetModelStatusResponse { model_version_status: statuses.collect() })
         };
-        self.answer("GetModelStatus", &spec.name, &metadata, run).await
+        self.answer("GetModelStatus", &spec.name, deadline::of(&metadata), run).await
     }
 
     async fn handle_reload_config_request(

@@ -45,7 +45,7 @@ pub struct Call<'a> {
 #[derive(Debug)]
 pub struct Prediction {
     pub version: i64,
-    pub outputs: Tensors,
+    pub outputs: BTreeMap<String, Tensor>,
     /// None for a model without sequences.
     pub sequence_id: Option<u64>,
 }
@@ -176,7 +176,7 @@ fn prediction(
     }
     Ok(Prediction {
         version: response.model_version.parse().unwrap_or_default(),
-        outputs: outputs.into_iter().collect(),
+        outputs,
         sequence_id: sequence.map(|sequence| answered_id.unwrap_or(sequence.id)),
     })
 }

@@ -116,7 +116,7 @@ async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Res
     })
     .await?;
     let format = request?.format;
-    let bytes = prediction.outputs.iter().map(|(_, tensor)| tensor.content.len()).sum();
+    let bytes = prediction.outputs.values().map(|tensor| tensor.content.len()).sum();
     Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
 }
 
