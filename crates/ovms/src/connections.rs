@@ -41,13 +41,13 @@ impl<B, S> Service<B> for S where
 {
 }
 
-/// Serves HTTP/2 without TLS until the gateway stops and the requests that run have ended.
-pub async fn serve_http2<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>)
+/// Serves HTTP/2 without TLS, each connection by a service of its own, until the gateway stops and the requests that run have ended.
+pub async fn serve_http2<S, B>(listener: TcpListener, service: impl Fn() -> S, stop: watch::Receiver<bool>)
 where
     S: Service<B>,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let serve = move |stream, stop| http2_connection(stream, service.clone(), stop);
+    let serve = move |stream, stop| http2_connection(stream, service(), stop);
     accept(listener, stop, serve).await;
 }
 
@@ -132,7 +132,10 @@ where
         .keep_alive_timeout(PING_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .max_concurrent_streams(STREAMS_MAX);
+        .max_concurrent_streams(STREAMS_MAX)
+        // As many as may run: a client may take all of its requests back at once.
+        .max_pending_accept_reset_streams(STREAMS_MAX as usize)
+        .max_local_error_reset_streams(STREAMS_MAX as usize);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stopping = false;
     loop {
@@ -142,7 +145,7 @@ where
                 if let Err(error) = result {
                     log::debug!("gRPC connection: {error}");
                 }
-                // Requests that still run have lost their client; dropping them cancels them in Triton.
+                // Requests that wait have lost their client, and are dropped.
                 return;
             }
             Some(request) = started.recv() => requests.push(request),

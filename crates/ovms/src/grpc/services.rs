@@ -25,7 +25,7 @@ use crate::proto::tensorflow::serving::{
 use crate::proto::tensorflow::{DataType, TensorProto};
 use crate::status;
 use crate::tensor::Tensor;
-use crate::tensor::proto::{dimensions, shape_proto};
+use crate::tensor::proto::{Expansion, dimensions, shape_proto};
 
 /// The only `metadata_field` that a client can ask for.
 const SIGNATURE_DEF: &str = "signature_def";
@@ -178,8 +178,14 @@ fn special<T: Copy>(proto: &TensorProto, values: &[T]) -> Special<T> {
 }
 
 fn tensors(inputs: &BTreeMap<String, TensorProto>, signature: &Signature) -> Result<Tensors, Failure> {
+    let mut expansion = Expansion::default();
     let data = inputs.iter().filter(|(name, _)| !(signature.is_stateful() && is_special(name)));
-    data.map(|(name, proto)| Ok((name.clone(), Tensor::from_proto(name, proto)?))).collect()
+    let tensors = data.map(|(name, proto)| {
+        // Before it takes memory.
+        signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
+        Ok((name.clone(), Tensor::from_proto(name, proto, &mut expansion)?))
+    });
+    tensors.collect()
 }
 
 fn response(spec: &ModelSpec, prediction: Prediction) -> PredictResponse {
