@@ -25,6 +25,11 @@ impl Failure {
         Self::new(Code::PermissionDenied, text)
     }
 
+    /// Refuses an input that the model doesn't have.
+    pub fn unexpected_input(name: &str) -> Self {
+        Self::new(Code::InvalidArgument, format!("Unexpected input - the model has no input '{name}'"))
+    }
+
     /// HTTP's status for the code, as OVMS answers.
     pub fn http_status(&self) -> StatusCode {
         match self.code {
