@@ -1,7 +1,9 @@
 """Files and entries of models that change while they are served."""
 
 import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 import requests
@@ -10,7 +12,7 @@ from harness import models
 from harness.deployment import eventually
 from harness.gateway import Gateway
 from harness.ovms_config import Config, place
-from harness.own import ByInputs, Talk, own
+from harness.own import ByInputs, Talk, fails_with, own
 from harness.tensorflow_serving import Predict
 
 NEVER = "--file_system_poll_wait_seconds=0"
@@ -106,3 +108,41 @@ def test_a_pipe_in_a_file_s_place_holds_nothing_up(config, start):
             return False
 
     eventually(served, bool)
+
+
+def repository_of(gateway: Gateway) -> Path:
+    arguments = Path(f"/proc/{gateway.tritonserver()}/cmdline").read_text().split("\0")
+    [path] = [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--model-repository=")]
+    return Path(path)
+
+
+def test_a_folder_that_can_not_be_written_is_tried_again(config, start):
+    """The disk was full, for example. The model has no part in that."""
+    entry = config.entry(models.work("m"))
+    gateway = start("--config_path", config.write(entry))
+    client = Predict(gateway)
+    folder = repository_of(gateway) / "m"
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    config.write({**entry, "max_sequence_number": 1})
+    problem = f"cannot write {folder}: "
+    eventually(lambda: problem in gateway.log_text(), bool)
+    Talk(client, own(models.work("m")), 1, ByInputs).whole(2)
+    # nothing has asked for it
+    folder.unlink()
+    eventually(lambda: gateway.log_text().count("serving version 1"), lambda count: count == 2)
+    assert gateway.log_text().count(f"model 'm': {problem}") == 1
+    Talk(client, own(models.work("m")), 1, ByInputs).start()
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED"):
+        Talk(client, own(models.work("m")), 2, ByInputs).start()
+    client.close()
+
+
+def test_a_status_names_the_user_s_files(config, start):
+    place(config.folder / "m" / "1" / "model.onnx", b"no model")
+    gateway = start(
+        "--config_path", config.write({"name": "m", "base_path": str(config.folder / "m"), "stateful": True})
+    )
+    [version] = gateway.get("/v1/models/m").json()["model_version_status"]
+    message = version["status"]["error_message"]
+    assert str(config.folder / "m" / "1") in message and str(repository_of(gateway)) not in message

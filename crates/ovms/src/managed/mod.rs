@@ -67,6 +67,8 @@ struct Models {
 #[derive(Debug, Default)]
 struct Shown {
     names: BTreeSet<String>,
+    /// Where the files of those models are that are right.
+    base_paths: BTreeMap<String, PathBuf>,
     /// What the configuration and the files say.
     of_configuration: BTreeMap<String, String>,
     /// What Triton said at the last load.
@@ -115,6 +117,14 @@ impl Managed {
         self.0.shown.read().names.clone()
     }
 
+    /// A text of Triton about a model, with the user's path in place of the repository's.
+    pub fn in_base_path(&self, name: &str, text: &str) -> String {
+        match self.0.shown.read().base_paths.get(name) {
+            Some(base_path) => model::in_base_path(text, &self.0.repository.join(name), base_path),
+            None => text.to_owned(),
+        }
+    }
+
     /// Loads the models for the first time.
     pub async fn load(&self) {
         self.update(false).await;
@@ -160,6 +170,7 @@ impl Inner {
             let folder = self.repository.join(&name);
             match entry {
                 Ok(entry) => {
+                    shown.base_paths.insert(name.clone(), entry.base_path.clone());
                     let changed = model.update(&self.triton, &name, &folder, entry, asked).await;
                     update.changed |= changed;
                 }

@@ -316,11 +316,15 @@ fn newest(path: &Path, depth: usize) -> SystemTime {
     inner.chain(metadata.modified()).max().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// Replaces a file by one with this text and time.
+/// Gives a file this time, and replaces it if it has another text.
 fn put(path: &Path, text: &str, time: SystemTime) -> io::Result<()> {
+    let set = |path: &Path| fs::File::options().write(true).open(path)?.set_modified(time);
+    if fs::read_to_string(path).is_ok_and(|there| there == text) {
+        return set(path);
+    }
     let new = path.with_file_name(".new");
     fs::write(&new, text)?;
-    fs::File::options().write(true).open(&new)?.set_modified(time)?;
+    set(&new)?;
     fs::rename(new, path)
 }
 
