@@ -104,6 +104,22 @@ def test_open_requests_are_finished_at_the_end(managed, sent):
     rest.close()
 
 
+def test_a_tritonserver_that_hangs_does_not_hold_up_the_end(managed):
+    """Kubernetes waits 30 seconds, and then leaves no time to remove anything."""
+    client, server = Predict(managed), managed.tritonserver()
+    client.ask("m", fed(1), {"sequence_id": 42, "sequence_start": True})
+    os.kill(server, signal.SIGSTOP)
+    hangs = client.send("m", fed(1), {"sequence_id": 42})
+    eventually(lambda: under_way(managed), lambda count: count == 1)
+    asked = time.monotonic()
+    managed.ask_to_stop()
+    assert managed.ends(60) == 0 and not is_running(server)
+    assert time.monotonic() < asked + 28
+    with pytest.raises(Refused):
+        hangs.answer()
+    client.close()
+
+
 def under_way(gateway) -> float:
     return gateway.metric("stateful_ovms_requests_running")
 

@@ -1,9 +1,12 @@
 """The command line: every option of OpenVINO Model Server is obeyed, or refused with what to do instead."""
 
+import os
+import subprocess
+
 import pytest
 
 from harness import models
-from harness.gateway import MANAGED, run
+from harness.gateway import MANAGED, PROGRAM, run
 from harness.ovms_config import Config
 
 MODEL = ["--model_name=m", "--stateful"]
@@ -29,6 +32,22 @@ def test_help_and_version():
     text = run("--help").stdout
     for option in ("triton", "port", "rest_port", "model_path", "config_path", "stateful", "max_sequence_number"):
         assert f"--{option}" in text
+
+
+@pytest.mark.parametrize("options", [["--help"], ["--print-config"]], ids=lambda options: options[0])
+def test_output_that_nobody_reads_or_that_does_not_fit(path, options):
+    given = [str(PROGRAM), *options, *([path, *MODEL] if options != ["--help"] else [])]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed, open("/dev/full", "wb") as full:
+        ended = subprocess.run(given, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        ended = subprocess.run(given, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+        assert ended.returncode == 1 and "No space left" in ended.stderr and "panicked" not in ended.stderr
+
+
+def test_a_log_that_can_not_be_written_is_named(path):
+    assert "--log_path /nope/log" in refused("--port=0", "--rest_port=1", path, *MODEL, "--log_path=/nope/log", code=1)
 
 
 #: Options of OpenVINO Model Server 2026.2 that have no meaning here (docs/parameters.md there), with a value.

@@ -29,9 +29,8 @@ const READY_POLL: Duration = Duration::from_millis(50);
 /// A tritonserver that is about to end may accept the connection and never answer.
 const READY_CALL: Duration = Duration::from_secs(1);
 const READY_NOTE: Duration = Duration::from_secs(30);
-/// How long tritonserver may finish requests, and how much longer it may take to end.
+/// How long tritonserver may finish requests.
 const EXIT_TIMEOUT_S: u64 = 10;
-const EXIT_MARGIN_S: u64 = 10;
 /// With the default of 8, servers up to 24.10 at least crash under dozens of streams.
 const GRPC_REQUESTS_KEPT: usize = 1024;
 
@@ -133,12 +132,12 @@ impl Server {
         (u8::try_from(code).unwrap_or(1).max(1), format!("tritonserver ended: {status}"))
     }
 
-    /// Ends it: by SIGTERM, and by SIGKILL if it takes too long.
-    pub async fn stop(&mut self) {
+    /// Ends it: by SIGTERM, and by SIGKILL if it takes longer than this.
+    pub async fn stop(&mut self, within: Duration) {
         if let Some(pid) = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             let _ = kill_process(pid, Signal::TERM);
         }
-        if timeout(Duration::from_secs(EXIT_TIMEOUT_S + EXIT_MARGIN_S), self.child.wait()).await.is_err() {
+        if timeout(within, self.child.wait()).await.is_err() {
             warn!("tritonserver didn't end: it is killed");
             self.kill().await;
         }
