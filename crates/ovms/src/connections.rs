@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 const RETRY_ACCEPT: Duration = Duration::from_millis(50);
+const WARN_ACCEPT: Duration = Duration::from_secs(1);
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -69,6 +70,7 @@ async fn accept<F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
+    let mut warned: Option<Instant> = None;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -80,7 +82,10 @@ async fn accept<F>(
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: others will be closed.
-                    log::warn!("a connection could not be accepted: {error}");
+                    if warned.is_none_or(|at| at.elapsed() >= WARN_ACCEPT) {
+                        log::warn!("a connection could not be accepted: {error}");
+                        warned = Some(Instant::now());
+                    }
                     tokio::time::sleep(RETRY_ACCEPT).await;
                 }
             },
