@@ -379,6 +379,13 @@ def has_option(name: str) -> bool:
     return f"  {name} " in subprocess.run([paths.TRITONSERVER, "--help"], capture_output=True, text=True).stderr
 
 
+def resident_bytes(pid: int) -> int:
+    """The memory of a process that is in use."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    return int(kilobytes) * 1024
+
+
 def free_port(address: str, exclude: Collection[int]) -> int:
     for port in random.sample(_FREE_PORTS, 200):
         if port not in exclude and _is_free(address, port):

@@ -1,17 +1,17 @@
 """The page docs/ovms.md: its commands, its configurations and its client run as they stand, and it has every option."""
 
+import contextlib
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 
 import onnx.parser
 import pytest
 import requests
 
+from harness.gateway import MANAGED, Gateway, run
 from support import paths
 from support.server import TritonServer
 
@@ -41,39 +41,18 @@ def test_the_configuration_serves_the_client(tmp_path):
         assert re.fullmatch(r"1 \[\[0\.\d+\]\]\n", run.stdout)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.fixture
 def start(tmp_path):
-    """Runs a command of the page, whose /models is tmp_path, on other ports; gives the port of REST."""
-    started = []
+    """Runs a command of the page, whose /models is tmp_path, on other ports; gives the address of REST."""
+    with contextlib.ExitStack() as started:
 
-    def made(command: str) -> int:
-        grpc_port, rest_port = free_ports(2)
-        words = command.replace("/models", str(tmp_path)).replace("--port 9000", f"--port {grpc_port}").split()
-        words[0] = str(paths.OVMS)
-        words[words.index("8000")] = str(rest_port)
-        server = [f"--tritonserver={paths.TRITONSERVER}", f"--backend_directory={paths.TESTED_BACKENDS}"]
-        started.append(subprocess.Popen([*words, *server], stderr=subprocess.DEVNULL))
-        for _ in range(600):
-            assert started[-1].poll() is None
-            try:
-                requests.get(f"http://localhost:{rest_port}/v1/config", timeout=60)
-                return rest_port
-            except requests.ConnectionError:
-                time.sleep(0.1)
-        raise AssertionError("it doesn't answer")
+        def made(command: str) -> str:
+            program, *ports = command.split()[:5]
+            assert (program, ports) == ("stateful-ovms", ["--port", "9000", "--rest_port", "8000"])
+            arguments = command.replace("/models", str(tmp_path)).split()[5:]
+            return started.enter_context(Gateway(*arguments, *MANAGED)).rest_url
 
-    yield made
-    for process in started:
-        process.terminate()
-        process.wait(60)
+        yield made
 
 
 def write_model(folder) -> None:
@@ -85,10 +64,10 @@ def write_model(folder) -> None:
 def test_the_commands_of_the_page(tmp_path, start):
     [command] = [line for line in COMMANDS if "--model_path" in line]
     write_model(tmp_path / "my_lstm")
-    port = start(command)
+    address = start(command)
     answers = []
     for line in (line for line in COMMANDS if line.startswith("curl")):
-        asked = line.replace("localhost:8000", f"localhost:{port}")
+        asked = line.replace("localhost:8000", address)
         answers.append(json.loads(subprocess.run(asked, shell=True, check=True, capture_output=True, text=True).stdout))
     sums = [answer["outputs"]["output"] for answer in answers if "outputs" in answer]
     assert sums == [[[0.5, 1.0]], [[1.0, 2.0]], [[1.5, 3.0]]]
@@ -100,7 +79,7 @@ def test_the_config_json_of_the_page(tmp_path, start):
     (tmp_path / "config.json").write_text(CONFIG_JSON.replace("/models", str(tmp_path)))
     for name in ("my_lstm", "my_tagger"):
         write_model(tmp_path / name)
-    status = requests.get(f"http://localhost:{start(command)}/v1/config", timeout=60).json()
+    status = requests.get(f"http://{start(command)}/v1/config", timeout=60).json()
     assert {name: model["model_version_status"][0]["state"] for name, model in status.items()} == {
         "my_lstm": "AVAILABLE",
         "my_tagger": "AVAILABLE",
@@ -111,7 +90,7 @@ def test_the_config_pbtxt_of_the_page_is_added(tmp_path):
     shutil.copytree(paths.MODELS / "silero_vad" / "1", tmp_path / "vad" / "1")
     (tmp_path / "vad" / "config.pbtxt").write_text(ADDED)
     arguments = ["--print-config", "--stateful", "--model_name=vad", f"--model_path={tmp_path}/vad"]
-    printed = subprocess.run([paths.OVMS, *arguments], check=True, capture_output=True, text=True).stdout
+    printed = run(*arguments).stdout
     assert "sr=16000" in printed and "input=64" in printed and '"stateful"' in printed
 
 

@@ -2,9 +2,8 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::pin::{Pin, pin};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -16,9 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How long requests that run may take to finish once the gateway stops.
-const GRACE: Duration = Duration::from_secs(20);
 const RETRY_ACCEPT: Duration = Duration::from_millis(50);
+const WARN_ACCEPT: Duration = Duration::from_secs(1);
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -44,35 +42,35 @@ impl<B, S> Service<B> for S where
 {
 }
 
-/// Serves HTTP/2 without TLS.
-pub async fn serve_http2<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>) -> io::Result<()>
+/// Serves HTTP/2 without TLS, each connection by a service of its own, until the gateway stops and the requests that run have ended.
+pub async fn serve_http2<S, B>(listener: TcpListener, service: impl Fn() -> S, stop: watch::Receiver<bool>)
 where
     S: Service<B>,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let serve = move |stream, stop| http2_connection(stream, service.clone(), stop);
-    accept(listener, stop, serve).await
+    let serve = move |stream, stop| http2_connection(stream, service(), stop);
+    accept(listener, stop, serve).await;
 }
 
-/// Serves HTTP/1.1 without TLS.
-pub async fn serve_http1<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>) -> io::Result<()>
+/// Serves HTTP/1.1 without TLS until the gateway stops and the requests that run have ended.
+pub async fn serve_http1<S, B>(listener: TcpListener, service: S, stop: watch::Receiver<bool>)
 where
     S: Service<B>,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     let serve = move |stream, stop| http1_connection(stream, service.clone(), stop);
-    accept(listener, stop, serve).await
+    accept(listener, stop, serve).await;
 }
 
 async fn accept<F>(
     listener: TcpListener,
     mut stop: watch::Receiver<bool>,
     serve: impl Fn(TcpStream, watch::Receiver<bool>) -> F,
-) -> io::Result<()>
-where
+) where
     F: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
+    let mut warned: Option<Instant> = None;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -84,7 +82,10 @@ where
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: others will be closed.
-                    log::warn!("a connection could not be accepted: {error}");
+                    if warned.is_none_or(|at| at.elapsed() >= WARN_ACCEPT) {
+                        log::warn!("a connection could not be accepted: {error}");
+                        warned = Some(Instant::now());
+                    }
                     tokio::time::sleep(RETRY_ACCEPT).await;
                 }
             },
@@ -93,11 +94,7 @@ where
         }
     }
     drop(listener);
-    let finished = tokio::time::timeout(GRACE, async { while connections.join_next().await.is_some() {} }).await;
-    if finished.is_err() {
-        log::warn!("{} connections were closed before their requests had ended", connections.len());
-    }
-    Ok(())
+    while connections.join_next().await.is_some() {}
 }
 
 /// Ends when the gateway is to stop, also if nothing is left that could say so.
@@ -140,7 +137,10 @@ where
         .keep_alive_timeout(PING_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .max_concurrent_streams(STREAMS_MAX);
+        .max_concurrent_streams(STREAMS_MAX)
+        // As many as may run: a client may take all of its requests back at once.
+        .max_pending_accept_reset_streams(STREAMS_MAX as usize)
+        .max_local_error_reset_streams(STREAMS_MAX as usize);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stopping = false;
     loop {
@@ -150,7 +150,7 @@ where
                 if let Err(error) = result {
                     log::debug!("gRPC connection: {error}");
                 }
-                // Requests that still run have lost their client; dropping them cancels them in Triton.
+                // Requests that wait have lost their client, and are dropped.
                 return;
             }
             Some(request) = started.recv() => requests.push(request),

@@ -25,6 +25,11 @@ impl Failure {
         Self::new(Code::PermissionDenied, text)
     }
 
+    /// Refuses an input that the model doesn't have.
+    pub fn unexpected_input(name: &str) -> Self {
+        Self::new(Code::InvalidArgument, format!("Unexpected input - the model has no input '{name}'"))
+    }
+
     /// HTTP's status for the code, as OVMS answers.
     pub fn http_status(&self) -> StatusCode {
         match self.code {
@@ -50,16 +55,8 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
-
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
         Status::new(failure.code, failure.message)
-    }
-}
-
-impl From<Status> for Failure {
-    fn from(status: Status) -> Self {
-        Self::new(status.code(), status.message())
     }
 }

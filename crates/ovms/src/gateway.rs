@@ -17,7 +17,8 @@ use crate::triton::Triton;
 
 /// How long a request waits for a model that loads.
 const LOAD_WAIT: Duration = Duration::from_secs(10);
-const LOAD_POLL: Duration = Duration::from_millis(50);
+/// Each request that waits asks for itself.
+const LOAD_POLL: Duration = Duration::from_millis(250);
 
 /// Shared by all connections of both ports.
 pub struct Gateway {

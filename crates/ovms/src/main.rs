@@ -36,10 +36,10 @@ mod tensor;
 mod triton;
 
 use std::future::pending;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{error, info, warn};
 use tokio::sync::watch;
@@ -58,6 +58,8 @@ const EXIT_USAGE: u8 = 64;
 const EXIT_FAILURE: u8 = 1;
 /// How long requests may take to end after the first signal.
 const DRAIN: Duration = Duration::from_secs(20);
+/// How long the program may take to end after that signal, tritonserver included. Kubernetes waits 30 s.
+const END: Duration = Duration::from_secs(25);
 /// How long they may take if tritonserver has ended.
 const DRAIN_LOST: Duration = Duration::from_secs(2);
 
@@ -80,27 +82,28 @@ fn main() -> ExitCode {
     let settings = match Settings::parse(std::env::args_os().collect()) {
         Ok(settings) => settings,
         Err(Exit::Shown(text)) => {
-            println!("{}", text.trim_end());
-            return ExitCode::SUCCESS;
+            return match show(&format!("{}\n", text.trim_end())) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(text) => fails(&text),
+            };
         }
         Err(Exit::Usage(text)) => {
             eprintln!("stateful-ovms: {text}");
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    let ended = logging::start(settings.log_level, settings.log_path.as_deref()).and_then(|()| {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(settings.threads).enable_all().build();
-        runtime.map_err(|error| format!("cannot start threads: {error}"))
-    });
-    let ended = match ended {
+    if let Err(text) = logging::start(settings.log_level, settings.log_path.as_deref()) {
+        return fails(&text);
+    }
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let ended = match runtime.worker_threads(settings.threads).enable_all().build() {
         Ok(runtime) => {
             let ended = runtime.block_on(run(settings));
             // Drops the connections that clients keep open.
             runtime.shutdown_background();
             ended
         }
-        Err(text) => Err(Ended::from(text)),
+        Err(error) => Err(Ended::from(format!("cannot start threads: {error}"))),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -111,13 +114,28 @@ fn main() -> ExitCode {
     }
 }
 
+/// Says why there is no log.
+fn fails(text: &str) -> ExitCode {
+    eprintln!("stateful-ovms: {text}");
+    ExitCode::from(EXIT_FAILURE)
+}
+
+/// Writes to the standard output. Whoever reads it may stop when he has read enough.
+fn show(text: &str) -> Result<(), String> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write the output: {error}")),
+        _ => Ok(()),
+    }
+}
+
 async fn run(settings: Settings) -> Result<(), Ended> {
     let mut signals = Signals::new().map_err(|error| format!("cannot receive signals: {error}"))?;
     match settings.mode {
         Mode::PrintConfig(source) => print_config(&source),
         Mode::InFrontOf { grpc, http } => {
             let ports = Ports::bind(settings.grpc, settings.rest).await?;
-            let triton = Triton::new(&grpc, Some(http)).map_err(|error| format!("--triton {grpc}: {error}"))?;
+            let triton = Triton::new(&grpc, http).map_err(|error| format!("--triton {grpc}: {error}"))?;
             serve(ports, triton, None, &mut signals, None).await.0
         }
         Mode::Managed { source, poll, server } => {
@@ -131,7 +149,7 @@ async fn run(settings: Settings) -> Result<(), Ended> {
 
 fn print_config(source: &Source) -> Result<(), Ended> {
     let (text, problems) = managed::print_config(source)?;
-    print!("{text}");
+    show(&text)?;
     if problems.is_empty() { Ok(()) } else { Err(Ended::from(problems.join("\n"))) }
 }
 
@@ -153,26 +171,26 @@ async fn serve_managed(
         () = managed.load() => {}
         (code, text) = server.ended() => return Err(Ended { code, text }),
         name = signals.next() => {
-            server.stop().await;
+            server.stop(END).await;
             return stopped_early(name);
         }
     }
     if single && let Some((name, problem)) = managed.problems().pop_first() {
-        server.stop().await;
+        server.stop(END).await;
         return Err(Ended::from(format!("model '{name}': {problem}")));
     }
     let polling = poll.map(|every| tokio::spawn(managed.clone().poll(every)));
     let triton = server.triton.clone();
-    let (ended, hurry) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
+    let (ended, left) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
     if let Some(polling) = polling {
         polling.abort();
     }
-    if hurry {
+    if left.is_zero() {
         server.kill().await;
         return ended;
     }
     tokio::select! {
-        () = server.stop() => {}
+        () = server.stop(left) => {}
         name = signals.next() => {
             warn!("{name}: tritonserver is killed");
             server.kill().await;
@@ -187,17 +205,17 @@ fn stopped_early(signal: &str) -> Result<(), Ended> {
 }
 
 /// Serves until a signal comes or tritonserver ends, and then waits for the requests that run. A second signal ends that
-/// wait; the second value is true then.
+/// wait. The second value is how long tritonserver may take to end: zero after a second signal.
 async fn serve(
     ports: Ports,
     triton: Triton,
     managed: Option<Managed>,
     signals: &mut Signals,
     server: Option<&mut Server>,
-) -> (Result<(), Ended>, bool) {
+) -> (Result<(), Ended>, Duration) {
     let gateway = Arc::new(Gateway::new(triton, managed));
     let (stop, stopped) = watch::channel(false);
-    let mut tasks: JoinSet<io::Result<()>> = JoinSet::new();
+    let mut tasks: JoinSet<()> = JoinSet::new();
     for listener in ports.grpc {
         info!("gRPC on {}", ports::name_of(&listener));
         tasks.spawn(grpc::serve(listener, gateway.clone(), stopped.clone()));
@@ -220,6 +238,7 @@ async fn serve(
         (code, text) = server_ended => (Err(Ended { code, text }), DRAIN_LOST),
         Some(done) = tasks.join_next() => (Err(Ended::from(format!("a port is no longer served: {done:?}"))), DRAIN_LOST),
     };
+    let asked = Instant::now();
     // It fails only if all tasks have ended.
     let _ = stop.send(true);
     tokio::select! {
@@ -227,8 +246,8 @@ async fn serve(
         () = sleep(drain) => warn!("requests that have not ended are given up"),
         name = signals.next() => {
             warn!("{name}: requests that have not ended are given up");
-            return (ended, true);
+            return (ended, Duration::ZERO);
         }
     }
-    (ended, false)
+    (ended, END.saturating_sub(asked.elapsed()))
 }

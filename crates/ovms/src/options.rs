@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use clap::{ArgAction, CommandFactory, Parser};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id, Parser};
 use http::uri::Authority;
 use log::LevelFilter;
 
@@ -62,10 +63,10 @@ struct Arguments {
     metrics_enable: Option<bool>,
 
     /// gRPC address of a tritonserver that runs: host:port.
-    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver", value_parser = address)]
     triton: Option<Authority>,
     /// Its HTTP address; else port 8000 of the same host.
-    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "In front of a tritonserver", value_parser = address)]
     triton_http: Option<Authority>,
 
     #[command(flatten, next_help_heading = "One model")]
@@ -139,7 +140,7 @@ struct ManagedArguments {
     #[arg(long, value_name = "FOLDER")]
     backend_directory: Option<PathBuf>,
     /// Prints the config.pbtxt files and ends.
-    #[arg(long = "print-config", alias = "print_config", action = ArgAction::SetTrue)]
+    #[arg(id = "print-config", long = "print-config", alias = "print_config", action = ArgAction::SetTrue)]
     print_config: bool,
     /// Further arguments of tritonserver, after `--`.
     #[arg(last = true, value_name = "ARGUMENTS")]
@@ -201,16 +202,45 @@ impl Settings {
             return Err(Exit::Shown(Arguments::command().render_help().to_string()));
         }
         refused::check(&arguments).map_err(Exit::Usage)?;
-        let arguments = Arguments::try_parse_from(arguments).map_err(|error| {
-            let text = error.render().to_string();
-            if error.use_stderr() {
-                Exit::Usage(text.trim_start_matches("error: ").trim_end().to_owned())
-            } else {
-                Exit::Shown(text)
-            }
-        })?;
-        arguments.settings().map_err(Exit::Usage)
+        let matches = Arguments::command().try_get_matches_from(arguments).map_err(exit)?;
+        exclusive(&matches).map_err(Exit::Usage)?;
+        Arguments::from_arg_matches(&matches).map_err(exit)?.settings().map_err(Exit::Usage)
     }
+}
+
+fn exit(error: clap::Error) -> Exit {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        Exit::Usage(text.trim_start_matches("error: ").trim_end().to_owned())
+    } else {
+        Exit::Shown(text)
+    }
+}
+
+/// Refuses options of a tritonserver that the gateway starts if there is one that runs, and options of a model if
+/// config.json has the models. clap has a group for the options of each struct.
+fn exclusive(matches: &ArgMatches) -> Result<(), String> {
+    let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let first = |group: &str| matches.get_many::<Id>(group).and_then(|mut ids| ids.next()).map(Id::as_str);
+    if given("triton")
+        && let Some(first) = first("Model").or_else(|| first("ManagedArguments"))
+    {
+        let name = if first == "arguments" { "" } else { first };
+        return Err(format!(
+            "--{name} is for a tritonserver that the gateway starts, and --triton names one that runs: use one of them"
+        ));
+    }
+    if given("config_path") {
+        if given("model_name") || given("model_path") {
+            return Err("Use either config_path or model_path with model_name".to_owned());
+        }
+        if let Some(first) = first("Model") {
+            return Err(format!(
+                "Model parameters in CLI are exclusive with the config file: write {first} in config.json"
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Arguments {
@@ -292,11 +322,6 @@ impl Arguments {
             let poll = (poll > 0).then(|| Duration::from_secs(poll.into()));
             return Ok(Mode::Managed { source, poll, server });
         };
-        if let [first, ..] = &self.model.given().into_iter().chain(self.managed.given()).collect::<Vec<_>>()[..] {
-            return Err(format!(
-                "--{first} is for a tritonserver that the gateway starts, and --triton names one that runs: use one of them"
-            ));
-        }
         let http = match self.triton_http {
             Some(http) => http,
             None => format!("{}:{TRITON_HTTP_PORT}", grpc.host())
@@ -307,57 +332,10 @@ impl Arguments {
     }
 }
 
-impl Model {
-    /// The names of the options that were written.
-    fn given(&self) -> Vec<&'static str> {
-        names([
-            ("model_name", self.model_name.is_some()),
-            ("model_path", self.model_path.is_some()),
-            ("stateful", self.stateful.is_some()),
-            ("idle_sequence_cleanup", self.idle_sequence_cleanup.is_some()),
-            ("low_latency_transformation", self.low_latency_transformation.is_some()),
-            ("max_sequence_number", self.max_sequence_number.is_some()),
-            ("model_version_policy", self.model_version_policy.is_some()),
-            ("nireq", self.nireq.is_some()),
-            ("plugin_config", self.plugin_config.is_some()),
-            ("target_device", self.target_device.is_some()),
-            ("batch_size", self.batch_size.is_some()),
-            ("shape", self.shape.is_some()),
-            ("layout", self.layout.is_some()),
-        ])
-    }
-}
-
-impl ManagedArguments {
-    fn given(&self) -> Vec<&'static str> {
-        names([
-            ("config_path", self.config_path.is_some()),
-            ("file_system_poll_wait_seconds", self.file_system_poll_wait_seconds.is_some()),
-            ("sequence_cleaner_poll_wait_minutes", self.sequence_cleaner_poll_wait_minutes.is_some()),
-            ("tritonserver", self.tritonserver.is_some()),
-            ("backend_directory", self.backend_directory.is_some()),
-            ("print-config", self.print_config),
-            ("", !self.arguments.is_empty()),
-        ])
-    }
-}
-
-fn names<const N: usize>(options: [(&'static str, bool); N]) -> Vec<&'static str> {
-    options.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
-}
-
 /// The models: those of `config.json`, or the one of the command line.
 fn source(model: Model, managed: ManagedArguments) -> Result<Source, String> {
     let cleaner_minutes = managed.sequence_cleaner_poll_wait_minutes;
     if let Some(path) = managed.config_path {
-        if model.model_name.is_some() || model.model_path.is_some() {
-            return Err("Use either config_path or model_path with model_name".to_owned());
-        }
-        if let [first, ..] = model.given()[..] {
-            return Err(format!(
-                "Model parameters in CLI are exclusive with the config file: write {first} in config.json"
-            ));
-        }
         let path = if path.is_dir() { path.join("config.json") } else { path };
         return Ok(Source { models: ModelSource::File(path), cleaner_minutes });
     }
@@ -399,6 +377,15 @@ fn listen(option: &str, port: Option<u32>, of_addresses: &str, addresses: &str) 
         return Err(format!("{of_addresses} has invalid format: proper hostname or IP address expected."));
     }
     Ok((port > 0).then_some(Listen { addresses, port }))
+}
+
+/// A host and a port.
+fn address(text: &str) -> Result<Authority, String> {
+    let authority = text.parse::<Authority>().ok();
+    let complete = |address: &Authority| {
+        address.port_u16().is_some_and(|port| port > 0) && !address.host().is_empty() && !text.contains('@')
+    };
+    authority.filter(complete).ok_or_else(|| "a host and a port are expected: localhost:8001".to_owned())
 }
 
 fn level(name: &str) -> Result<LevelFilter, String> {

@@ -60,7 +60,10 @@ impl VersionStatus {
 pub async fn all(gateway: &Gateway) -> Result<BTreeMap<String, Vec<VersionStatus>>, Failure> {
     let mut models: BTreeMap<String, Vec<VersionStatus>> = BTreeMap::new();
     for entry in gateway.triton.index().await? {
-        if let Some(status) = VersionStatus::new(&entry) {
+        if let Some(mut status) = VersionStatus::new(&entry) {
+            if let (Some(managed), Some(problem)) = (&gateway.managed, &mut status.problem) {
+                *problem = managed.in_base_path(&entry.name, problem);
+            }
             models.entry(entry.name).or_default().push(status);
         }
     }

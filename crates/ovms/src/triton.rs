@@ -23,27 +23,27 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A tritonserver, by its gRPC address and perhaps its HTTP address. Connects with the first request, and again after
+/// A tritonserver, by its gRPC address and its HTTP address. Connects with the first request, and again after
 /// the connection breaks.
 #[derive(Clone, Debug)]
 pub struct Triton {
+    endpoint: Endpoint,
     channel: Channel,
-    http: Option<Authority>,
+    http: Authority,
 }
 
 impl Triton {
     /// Connects later: call it inside a tokio runtime.
-    pub fn new(grpc: &Authority, http: Option<Authority>) -> Result<Self, http::Error> {
+    pub fn new(grpc: &Authority, http: Authority) -> Result<Self, http::Error> {
         let uri = Uri::builder().scheme("http").authority(grpc.clone()).path_and_query("/").build()?;
-        let channel = Endpoint::from(uri)
+        let endpoint = Endpoint::from(uri)
             .tcp_nodelay(true)
             .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .connect_lazy();
-        Ok(Self { channel, http })
+            .keep_alive_timeout(PING_TIMEOUT);
+        Ok(Self { channel: endpoint.connect_lazy(), endpoint, http })
     }
 
     /// Runs a model. Its `held` is given back when Triton has answered, or is dropped then if nobody waits any more: the call
@@ -94,14 +94,14 @@ impl Triton {
         }
     }
 
-    /// The connection itself, for requests that are passed through as they are.
-    pub fn channel(&self) -> Channel {
-        self.channel.clone()
+    /// One more connection, for requests that are passed through as they are. Connects with the first one.
+    pub fn connection(&self) -> Channel {
+        self.endpoint.connect_lazy()
     }
 
     /// The HTTP address.
-    pub fn http(&self) -> Option<&Authority> {
-        self.http.as_ref()
+    pub fn http(&self) -> &Authority {
+        &self.http
     }
 
     fn client(&self) -> GrpcInferenceServiceClient<Channel> {

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from support.bench.models import MODELS
 from support.paths import ROOT
-from support.server import HOST, TritonServer, free_port
+from support.server import HOST, TritonServer, free_port, resident_bytes
 
 PROGRAMS = ROOT / "target" / "release"
 OPEN = 10_000
@@ -79,6 +78,4 @@ class _Gateway:
         self._log.close()
 
     def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        return int(kilobytes) * 1024
+        return resident_bytes(self._process.pid)

@@ -22,6 +22,7 @@ from harness.own import ByInputs, Talk, fails_with, own
 from harness.raw import Refused
 from harness.tensorflow_serving import Predict, Rest
 from harness.whole_sequences import EXPORTS, whole
+from support.server import HOST, free_port
 
 NEVER = "--file_system_poll_wait_seconds=0"
 
@@ -156,10 +157,9 @@ def test_a_wrong_entry_is_its_models_problem_only(config, start, talk):
 
 def test_a_model_of_the_command_line_that_is_wrong_ends_the_gateway(config):
     place(config.folder / "ir" / "1" / "model.xml", b"<net/>")
-    ended = run(
-        "--port=0", "--rest_port=1", *MANAGED, "--model_name=m", "--model_path", config.folder / "ir", "--stateful"
-    )
-    assert ended.returncode != 0
+    arguments = ["--model_name=m", "--model_path", config.folder / "ir", "--stateful"]
+    ended = run(f"--rest_port={free_port(HOST, ())}", f"--rest_bind_address={HOST}", *MANAGED, *arguments)
+    assert ended.returncode == 1 and "OpenVINO IR" in ended.stderr, ended.stderr
 
 
 def test_a_relative_base_path_is_relative_to_the_file(config, start, talk, tmp_path):
@@ -322,7 +322,7 @@ def test_changes_are_seen_without_being_asked_for(config, start, talk):
     with config.path.open("w") as file:
         file.write(whole[:50])
         file.flush()
-        eventually(lambda: gateway.log_text().count("json"), bool)
+        eventually(gateway.log_text, lambda text: "The file is not valid json" in text)
         file.write(whole[50:])
     eventually(lambda: is_there(gateway, "second"), bool)
     talk(gateway, "second").whole(2)
@@ -455,7 +455,8 @@ def test_a_version_that_comes_leaves_the_others_alone(config, start, talk):
     kept.end()
 
 
-@pytest.mark.parametrize("folder", ["0", "01", "+1", "-1", "1.0", "one", str(2**63), str(2**64), "9" * 40, ".1", "٣"])
+# a unit test has the other spellings
+@pytest.mark.parametrize("folder", ["01", str(2**63)])
 def test_a_folder_that_is_no_version_is_left_out(config, folder):
     """tritonserver ends itself with a version that it can't hold."""
     entry = config.entry(models.work("m"))
@@ -463,7 +464,7 @@ def test_a_folder_that_is_no_version_is_left_out(config, folder):
     entry["model_version_policy"] = {"all": {}}
     printed = run("--print-config", "--config_path", config.write(entry))
     assert printed.returncode == 0, printed.stderr
-    assert "m" in printed.stdout
+    assert "# m/config.pbtxt, versions 1\n" in printed.stdout
 
 
 def test_folders_that_are_no_versions_beside_one_that_is(config, start, talk):
@@ -522,7 +523,8 @@ def test_print_config(config):
     assert printed.returncode == 0, printed.stderr
     assert 'backend: "stateful"' in printed.stdout and 'string_value: "7"' in printed.stdout
     printed = run("--print-config", "--config_path", config.write(entry, wrong))
-    assert 'string_value: "7"' in printed.stdout and "ir" in printed.stdout + printed.stderr
+    assert printed.returncode == 1
+    assert 'string_value: "7"' in printed.stdout and "model 'ir'" in printed.stderr, printed.stderr
 
 
 def test_what_print_config_prints_is_what_triton_loads(config, deployment, talk):

@@ -103,6 +103,7 @@ def statuses(stubs, name: str, version: int = 0) -> dict[int, tuple]:
 
 
 AVAILABLE = get_model_status_pb2.ModelVersionStatus.State.Value("AVAILABLE")
+LOADING = get_model_status_pb2.ModelVersionStatus.State.Value("LOADING")
 
 
 def test_the_status_of_all_versions_and_of_one(serve, stubs, gateway):
@@ -130,8 +131,11 @@ def test_the_status_of_a_model_that_could_not_be_loaded(deployment, serve, stubs
     with pytest.raises(Exception, match="load"):
         deployment.admin.load_model(model.name)
     # the version that was served still is
-    assert (AVAILABLE, 0) in statuses(stubs, model.name).values()
-    assert gateway.get("/v1/config").json()[model.name]
+    available, unknown = (AVAILABLE, 0), (LOADING, grpc.StatusCode.UNKNOWN.value[0])
+    assert statuses(stubs, model.name) == {1: available, 2: unknown}
+    [_, failed] = gateway.get("/v1/config").json()[model.name]["model_version_status"]
+    assert (failed["version"], failed["state"], failed["status"]["error_code"]) == ("2", "LOADING", "UNKNOWN")
+    assert "model.onnx" in failed["status"]["error_message"]
     shutil.rmtree(deployment.repository / model.name / "2")
 
 
@@ -221,5 +225,7 @@ def test_the_metrics_of_the_gateway(gateway, serve, predict, rest):
             rest.ask(f"no_such_model_{at}", fed(1), {"sequence_id": 43})
     text = gateway.get("/metrics").text
     assert "no_such_model" not in text and f'model="{model}"' in text
-    eventually(lambda: gateway.metric("stateful_ovms_requests_total", model=model), lambda count: count >= 3)
-    assert gateway.metric("stateful_ovms_requests_running") == 0
+    of_model = {"model": model, "method": "Predict"}
+    eventually(lambda: gateway.metric("stateful_ovms_requests_total", **of_model), lambda count: count >= 3)
+    assert gateway.metric("stateful_ovms_requests_total", **of_model) == 3
+    eventually(lambda: gateway.metric("stateful_ovms_requests_running"), lambda count: count == 0)

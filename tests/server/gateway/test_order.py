@@ -1,7 +1,9 @@
 """Requests of one sequence keep their order, wait in a queue that is bounded, and can be taken back there; deadlines."""
 
-import contextlib
+import json
+import socket
 import threading
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -157,7 +159,63 @@ def test_a_hundred_requests_of_a_sequence_may_wait(gateway, serve, connect, pipe
     pytest.fail("the first request was answered before the last was sent")
 
 
-def test_a_request_that_is_taken_back_while_it_waits_is_not_run(gateway, serve, connect):
+def leaving(how: str, gateway, connect, model, inputs) -> Callable[[], object]:
+    """Sends a request of sequence 42, and gives what makes its client give up."""
+    if how == "hung up":
+        given = {name: value.tolist() for name, value in of_ovms(inputs, of(42)).items()}
+        body = json.dumps({"inputs": given})
+        host, port = gateway.rest_url.split(":")
+        connection = socket.create_connection((host, int(port)), timeout=60)
+        head = f"POST /v1/models/{model.name}:predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall((head + body).encode())
+        return connection.close
+    request = predict_request(model.name, of_ovms(inputs, of(42)))
+    call = connect("predict").connected().call(request, **({"timeout_s": 1.0} if how == "deadline" else {}))
+    return call.future.exception if how == "deadline" else call.future.cancel
+
+
+@pytest.mark.parametrize("how", ["cancelled", "hung up", "deadline"])
+def test_a_request_that_runs_is_finished_without_its_client(gateway, serve, connect, how):
+    """The next request of the sequence waits for it, and has the state after it."""
+    model, client = serve(), connect("predict")
+    for work in (4000, 20000):
+        client.ask(model.name, fed(1), of(42, START))
+        before = under_way(gateway)
+        give_up = leaving(how, gateway, connect, model, fed(10, work))
+        # it is sent to Triton in the same step in which it is counted
+        eventually(lambda: under_way(gateway), lambda count: count == before + 1)
+        give_up()
+        eventually(lambda: under_way(gateway), lambda count: count == before)
+        following = client.send(model.name, fed(100), of(42))
+        eventually(lambda: under_way(gateway) == before + 1 or following.future.done(), bool)
+        in_time = not following.future.done()
+        assert total(following.answer()) == 111
+        assert total(client.ask(model.name, fed(0), of(42, END))) == 111
+        if in_time:
+            return
+    pytest.fail("the request was always answered before its client gave up")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "hung up"])
+def test_a_request_that_waits_is_not_run_without_its_client(gateway, serve, connect, how):
+    model, client = serve(), connect("predict")
+    for work in (400, 2000, 10000):
+        first = busy_with(gateway, connect, model, work)
+        before = under_way(gateway)
+        give_up = leaving(how, gateway, connect, model, fed(10))
+        eventually(lambda: under_way(gateway) == before + 1 or first.future.done(), bool)
+        give_up()
+        eventually(lambda: under_way(gateway) == before or first.future.done(), bool)
+        in_time = not first.future.done()
+        assert total(first.answer()) == 1
+        came = total(client.ask(model.name, fed(100), of(42, END)))
+        if in_time:
+            assert came == 101
+            return
+    pytest.fail("the first request was answered before the other was taken back")
+
+
+def test_a_request_between_others_that_is_taken_back_is_not_run(gateway, serve, connect):
     model = serve()
     for work in (400, 2000, 10000):
         first = busy_with(gateway, connect, model, work)
@@ -213,17 +271,6 @@ def test_a_request_that_waits_has_a_deadline(gateway, serve, connect):
     pytest.fail("the first request was always answered before the deadline")
 
 
-def test_a_deadline_passes_while_the_model_runs(serve, predict):
-    """Afterwards, the sequence has the state from before the request or from after it."""
-    model = serve()
-    predict.ask(model.name, fed(1), of(42, START))
-    request = predict_request(model.name, of_ovms(fed(10, work=4000), of(42)))
-    with pytest.raises(grpc.RpcError) as caught:
-        predict.stub.Predict(request, timeout=1.0)
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert total(predict.ask(model.name, fed(100), of(42, END))) in (101, 111)
-
-
 @pytest.mark.parametrize("how", ["deadline", "cancelled"])
 def test_requests_that_are_taken_back_cost_no_other_client_an_answer(gateway, serve, connect, how):
     """They share one connection to Triton. It runs a request when its client stops waiting."""
@@ -238,20 +285,24 @@ def test_requests_that_are_taken_back_cost_no_other_client_an_answer(gateway, se
             assert total(client.ask(model.name, fed(1), of(sequence_id))) == count
         return count
 
-    def leaving(first_id: int) -> None:
-        client = connect("predict")
+    def take_back(first_id: int) -> int:
+        """How many requests were taken back before their answer."""
+        client, taken_back = connect("predict"), 0
         for sequence_id in range(first_id, first_id + 15):
             request = predict_request(model.name, of_ovms(fed(1, work=150), of(sequence_id, START)))
             call = client.call(request, timeout_s=0.06 if how == "deadline" else 60)
             if how == "cancelled":
                 done.wait(0.03)
                 call.future.cancel()
-            with contextlib.suppress(Refused, grpc.FutureCancelledError):
+            try:
                 call.answer()
+            except (Refused, grpc.FutureCancelledError):
+                taken_back += 1
+        return taken_back
 
     def leave() -> None:
         try:
-            together(lambda at=at: leaving(100 * at) for at in range(1, 4))
+            assert all(together(lambda at=at: take_back(100 * at) for at in range(1, 4)))
         finally:
             done.set()
 

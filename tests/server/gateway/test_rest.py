@@ -153,8 +153,8 @@ def test_a_version_in_the_path(serve, rest):
     # 0 is what ovmsclient writes for none
     for latest in ("versions/2", "versions/0", ""):
         response = predict_at(rest, f"{model}/{latest}".rstrip("/"), STEP)
-        assert error_of(response) == (404, error_of(response)[1])
-        assert error_of(response)[1].startswith("Sequence with provided ID does not exist")
+        status, text = error_of(response)
+        assert status == 404 and text.startswith("Sequence with provided ID does not exist")
     assert predict_at(rest, f"{model}/versions/1", STEP).json()["outputs"]["OUTPUT"] == [[10]]
 
 
@@ -165,9 +165,11 @@ def test_a_label_in_the_path_is_the_latest_version(serve, rest):
     assert predict_at(rest, f"{model}/versions/2", STEP).json()["outputs"]["OUTPUT"] == [[10]]
 
 
-@pytest.mark.parametrize("version", ["abc", "-1", "1.0", "99999999999999999999", ""])
-def test_a_version_that_is_no_number(serve, rest, version):
-    assert error_of(predict_at(rest, f"{serve().name}/versions/{version}", START))[0] in (400, 404)
+@pytest.mark.parametrize(
+    ("version", "status"), [("abc", 400), ("-1", 400), ("1.0", 400), ("", 400), ("99999999999999999999", 404)]
+)
+def test_a_version_that_is_no_number(serve, rest, version, status):
+    assert error_of(predict_at(rest, f"{serve().name}/versions/{version}", START))[0] == status
 
 
 def test_names_are_decoded(serve, rest):
@@ -175,18 +177,28 @@ def test_names_are_decoded(serve, rest):
     assert predict_at(rest, "".join(f"%{ord(letter):02x}" for letter in model), START).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["%ff%fe", "..%2f..%2fetc", "a%00b", "%0d%0aInjected:%20yes", "x" * 300])
+@pytest.mark.parametrize("path", ["%ff%fe", "..%2f..%2fetc", "a%00b", "%0d%0aInjected%3a%20yes", "x" * 300])
 def test_names_that_no_model_has(rest, path):
-    status, _ = error_of(predict_at(rest, path, START))
-    assert status in (400, 404)
+    assert error_of(predict_at(rest, path, START))[0] == 404
+
+
+def test_a_name_with_a_colon(rest):
+    """A colon that isn't encoded is in front of a method."""
+    assert error_of(predict_at(rest, "a:b", START))[0] == 400
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v1/models", "/v1/models/", "/v3/models", "/v1/models/m:classify", "/v1/models/m/x"]
+    ("path", "posted", "got"),
+    [
+        *((path, 400, 400) for path in ("/", "/v1", "/v1/", "/v1/models/", "/v3/models", "/v1/models/m/x")),
+        ("/v1/models/m:classify", 404, 404),
+        # the model without a name
+        ("/v1/models", 405, 404),
+    ],
 )
-def test_unknown_paths(gateway, path):
-    assert error_of(gateway.post(path, {}))[0] in (400, 404, 405)
-    assert error_of(gateway.get(path))[0] in (400, 404, 405)
+def test_unknown_paths(gateway, path, posted, got):
+    assert error_of(gateway.post(path, {}))[0] == posted
+    assert error_of(gateway.get(path))[0] == got
 
 
 @pytest.mark.parametrize(
@@ -216,9 +228,9 @@ def test_broken_off_requests_do_not_affect_the_next_one(serve, gateway, rest):
     assert total(rest.ask(model, fed(5), {"sequence_id": 42, "sequence_start": True})) == 5
 
 
-def test_a_compressed_body_is_read_or_refused(serve, rest):
+def test_a_compressed_body_is_refused(serve, rest):
     body = gzip.compress(json.dumps({"inputs": {**DATA, **START}}).encode())
     response = requests.post(
         f"{rest.url}/{serve().name}:predict", data=body, headers={"Content-Encoding": "gzip"}, timeout=60
     )
-    assert response.status_code == 200 or error_of(response)[0] in (400, 415)
+    assert error_of(response)[0] == 400

@@ -215,6 +215,20 @@ def test_a_wrong_tensor_is_refused(echoed, gateway, wrong):
     assert echoed(lambda proto: proto.float_val.append(3)).tolist() == [[3, 3, 3, 3]]
 
 
+def test_inputs_that_a_few_bytes_make_large_are_refused(serve, predict, gateway):
+    """A single value stands for all elements: in inputs of the model for 64 MiB in all, in others for nothing."""
+    model = serve(lambda name, **changes: models.two_inputs(name, **changes))
+    before = gateway.resident_bytes()
+    request = predict_request(model.name, of_ovms({}, START))
+    for at in range(50):
+        resized(1, 16 * 2**20)(request.inputs[f"A{at}"])
+        request.inputs[f"A{at}"].dtype = types_pb2.DT_FLOAT
+    with pytest.raises(Refused, match="the model has no input 'A0'") as caught:
+        predict.call(request).answer()
+    assert caught.value.code == "INVALID_ARGUMENT"
+    assert gateway.resident_bytes() < before + 2**28
+
+
 def test_a_missing_input_is_named(serve, predict):
     model = serve()
     request = predict_request(model.name, of_ovms({"INPUT": fed(5)["INPUT"]}, START))

@@ -21,7 +21,7 @@ from harness.clients import PROTOCOLS, Client, new_id
 from harness.gateway import Gateway
 from harness.model import Model
 from support.paths import TEST_DEVICE, TESTED_BACKENDS
-from support.server import TritonServer, has_option
+from support.server import TritonServer, has_option, resident_bytes
 
 CONTROL = models.accumulate("control_model")
 
@@ -178,9 +178,7 @@ class Deployment:
             resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
 
     def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self.server.pid}/status").read_text()
-        [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        return int(kilobytes) * 1024
+        return resident_bytes(self.server.pid)
 
     # ---- health and the end
 

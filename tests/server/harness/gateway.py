@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 import requests
 
 from support import paths
-from support.server import DIE_WITH_PARENT, HOST, free_port
+from support.server import DIE_WITH_PARENT, HOST, free_port, resident_bytes
 
 PROGRAM = paths.OVMS
 
@@ -34,8 +33,7 @@ def run(*arguments: object, timeout_s: float = 60, **how) -> subprocess.Complete
 class Gateway:
     """Starts with these arguments on two free ports of the loopback address.
 
-    The gateway dies with the thread that has started it. A tritonserver of its own may outlive it, so `stop` ends the whole
-    session of processes.
+    The gateway dies with the thread that has started it, and a tritonserver of its own dies with the gateway.
     """
 
     def __init__(
@@ -119,9 +117,7 @@ class Gateway:
         return child
 
     def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        return int(kilobytes) * 1024
+        return resident_bytes(self.pid)
 
     def ends(self, seconds: float = 40) -> int:
         """Waits until it has ended by itself; its exit code."""
@@ -138,9 +134,6 @@ class Gateway:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        # a tritonserver that is left
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
         self.log.close()
 
 

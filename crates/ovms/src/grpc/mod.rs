@@ -5,7 +5,6 @@ mod pass_through;
 mod services;
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 
 use http::{Request, Response};
@@ -17,6 +16,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::Service;
+use tonic::transport::Channel;
 
 use crate::connections;
 use crate::gateway::Gateway;
@@ -28,7 +28,7 @@ use services::Services;
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
-pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) {
     let api = Services::new(gateway.clone());
     let router = Router {
         prediction: PredictionServiceServer::new(api.clone())
@@ -38,8 +38,13 @@ pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Re
         models: ModelServiceServer::new(api).accept_compressed(CompressionEncoding::Gzip),
         gateway,
     };
-    let service = service_fn(move |request| router.clone().answer(request));
-    connections::serve_http2(listener, service, stop).await
+    let service = move || {
+        let router = router.clone();
+        // Of this client alone: one that doesn't read its answers, or takes requests back, holds up no other.
+        let triton = router.gateway.triton.connection();
+        service_fn(move |request| router.clone().answer(triton.clone(), request))
+    };
+    connections::serve_http2(listener, service, stop).await;
 }
 
 #[derive(Clone)]
@@ -50,13 +55,13 @@ struct Router {
 }
 
 impl Router {
-    async fn answer(mut self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    async fn answer(mut self, triton: Channel, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let service = request.uri().path().split('/').nth(1).unwrap_or_default();
         match service {
             "tensorflow.serving.PredictionService" => self.prediction.call(request).await,
             "tensorflow.serving.ModelService" => self.models.call(request).await,
             "inference.GRPCInferenceService" | "grpc.health.v1.Health" => {
-                Ok(pass_through::answer(self.gateway, request).await)
+                Ok(pass_through::answer(self.gateway, triton, request).await)
             }
             _ => Ok(Status::unimplemented(format!("there is no service '{service}'")).into_http()),
         }

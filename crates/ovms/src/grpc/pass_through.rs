@@ -1,5 +1,6 @@
 //! Triton's own gRPC API, passed on as it is: HTTP/2 frames, not messages.
 
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -7,8 +8,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::oneshot;
 use tonic::body::Body;
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::ServiceExt;
 
@@ -16,6 +20,9 @@ use crate::failure::Failure;
 use crate::gateway::Gateway;
 use crate::metrics::{self, Method};
 use crate::triton;
+
+/// The one method that isn't unary.
+const STREAM: &str = "ModelStreamInfer";
 
 /// The methods that have a label in the metrics. Others share the empty label, because a client could make up any number of
 /// names.
@@ -26,7 +33,7 @@ const METHODS: [&str; 20] = [
     "ServerMetadata",
     "ModelMetadata",
     "ModelInfer",
-    "ModelStreamInfer",
+    STREAM,
     "ModelConfig",
     "ModelStatistics",
     "RepositoryIndex",
@@ -43,22 +50,24 @@ const METHODS: [&str; 20] = [
 ];
 
 /// Passes a request on to Triton, and the answer back as it comes.
-pub async fn answer(gateway: Arc<Gateway>, mut request: Request<Incoming>) -> Response<Body> {
-    let path = request.uri().path();
-    let method = METHODS.into_iter().find(|method| path.ends_with(method)).unwrap_or_default();
+pub async fn answer(gateway: Arc<Gateway>, triton: Channel, mut request: Request<Incoming>) -> Response<Body> {
+    let called = request.uri().path().rsplit('/').next().unwrap_or_default();
+    let method = METHODS.into_iter().find(|method| *method == called).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
     if matches!(method, "RepositoryModelLoad" | "RepositoryModelUnload") && gateway.managed.is_some() {
         let failure = Failure::managed_models();
         counted.finish("", failure.code);
         return Status::from(failure).into_http();
     }
-    // Triton's answer to a deadline that passes breaks the connection, which all clients share. The client itself takes its
-    // request back then.
+    // Triton's answer to a deadline that passes breaks the connection. The client itself takes its request back then.
     request.headers_mut().remove("grpc-timeout");
-    match gateway.triton.channel().oneshot(request.map(Body::new)).await {
+    let is_unary = method != STREAM;
+    let call = triton.oneshot(request.map(Body::new));
+    let answered = if is_unary { finished(call).await } else { call.await };
+    match answered {
         Ok(response) => {
             let code = code(response.headers());
-            response.map(|body| Body::new(Answer { body, counted: Some(counted), code }))
+            response.map(|body| Body::new(Answer { body, counted: Some(counted), code, is_unary }))
         }
         Err(error) => {
             let failure = triton::failure(&Status::from_error(error.into()));
@@ -66,6 +75,24 @@ pub async fn answer(gateway: Arc<Gateway>, mut request: Request<Incoming>) -> Re
             Status::from(failure).into_http()
         }
     }
+}
+
+type Answered = Result<Response<Body>, tonic::transport::Error>;
+
+/// Makes a call, also if this future is dropped: tritonserver 24.10 can crash when unary calls are cancelled.
+async fn finished(call: impl Future<Output = Answered> + Send + 'static) -> Answered {
+    let (sender, receiver) = oneshot::channel();
+    tokio::spawn(async move {
+        if let Err(Ok(response)) = sender.send(call.await) {
+            drain(response.into_body()).await;
+        }
+    });
+    // Without an answer, it has panicked, or the program ends.
+    receiver.await.unwrap_or_else(|_| Ok(Status::internal("the gateway has lost the request").into_http()))
+}
+
+async fn drain(mut body: Body) {
+    while let Some(Ok(_)) = body.frame().await {}
 }
 
 fn code(headers: &HeaderMap) -> Option<Code> {
@@ -77,6 +104,7 @@ struct Answer {
     body: Body,
     counted: Option<metrics::Request>,
     code: Option<Code>,
+    is_unary: bool,
 }
 
 impl http_body::Body for Answer {
@@ -115,9 +143,15 @@ impl http_body::Body for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        // An answer of headers only is never polled.
-        if let (Some(counted), Some(code)) = (self.counted.take(), self.code) {
-            counted.finish("", code);
+        let Some(counted) = self.counted.take() else { return };
+        match self.code {
+            // An answer of headers only is never polled.
+            Some(code) => counted.finish("", code),
+            None if self.is_unary => {
+                // The client has gone.
+                tokio::spawn(drain(mem::take(&mut self.body)));
+            }
+            None => {}
         }
     }
 }

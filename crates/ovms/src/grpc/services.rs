@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use prost::Message;
-use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 use super::deadline;
@@ -25,7 +25,7 @@ use crate::proto::tensorflow::serving::{
 use crate::proto::tensorflow::{DataType, TensorProto};
 use crate::status;
 use crate::tensor::Tensor;
-use crate::tensor::proto::{dimensions, shape_proto};
+use crate::tensor::proto::{Expansion, dimensions, shape_proto};
 
 /// The only `metadata_field` that a client can ask for.
 const SIGNATURE_DEF: &str = "signature_def";
@@ -46,11 +46,11 @@ impl Services {
         &self,
         method: &'static str,
         model: &str,
-        metadata: &MetadataMap,
+        deadline: Option<Instant>,
         answer: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Response<T>, Status> {
         let counted = self.gateway.metrics.request(Method { api: "grpc", method });
-        let result = deadline::within(deadline::of(metadata), answer).await;
+        let result = deadline::within(deadline, answer).await;
         let code = result.as_ref().err().map_or(Code::Ok, |failure| failure.code);
         counted.finish(if self.gateway.models.is_known(model) { model } else { "" }, code);
         Ok(Response::new(result?))
@@ -74,7 +74,7 @@ impl PredictionService for Services {
                 predict::run(&self.gateway, &call, |signature| tensors(&request.inputs, signature)).await?;
             Ok(response(&spec, prediction))
         };
-        self.answer("Predict", &spec.name, &metadata, run).await
+        self.answer("Predict", &spec.name, call.deadline, run).await
     }
 
     async fn get_model_metadata(
@@ -100,7 +100,7 @@ impl PredictionService for Services {
                 metadata: BTreeMap::from([(SIGNATURE_DEF.to_owned(), any)]),
             })
         };
-        self.answer("GetModelMetadata", &spec.name, &metadata, run).await
+        self.answer("GetModelMetadata", &spec.name, deadline::of(&metadata), run).await
     }
 
     async fn classify(&self, _: Request<UnreadRequest>) -> Result<Response<UnsentResponse>, Status> {
@@ -136,7 +136,7 @@ impl ModelService for Services {
             });
             Ok(GetModelStatusResponse { model_version_status: statuses.collect() })
         };
-        self.answer("GetModelStatus", &spec.name, &metadata, run).await
+        self.answer("GetModelStatus", &spec.name, deadline::of(&metadata), run).await
     }
 
     async fn handle_reload_config_request(
@@ -178,8 +178,14 @@ fn special<T: Copy>(proto: &TensorProto, values: &[T]) -> Special<T> {
 }
 
 fn tensors(inputs: &BTreeMap<String, TensorProto>, signature: &Signature) -> Result<Tensors, Failure> {
+    let mut expansion = Expansion::default();
     let data = inputs.iter().filter(|(name, _)| !(signature.is_stateful() && is_special(name)));
-    data.map(|(name, proto)| Ok((name.clone(), Tensor::from_proto(name, proto)?))).collect()
+    let tensors = data.map(|(name, proto)| {
+        // Before it takes memory.
+        signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
+        Ok((name.clone(), Tensor::from_proto(name, proto, &mut expansion)?))
+    });
+    tensors.collect()
 }
 
 fn response(spec: &ModelSpec, prediction: Prediction) -> PredictResponse {

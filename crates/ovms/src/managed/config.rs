@@ -4,6 +4,8 @@
 //! entry that is well-formed and can't be served is a problem of its model only.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -84,7 +86,7 @@ impl Source {
     pub fn read(&self) -> Result<Configuration, String> {
         match &self.models {
             ModelSource::File(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
+                let text = read_text(path).map_err(|error| {
                     format!("Configuration file not found or cannot open: {}: {error}", path.display())
                 })?;
                 let folder = path.parent().unwrap_or(Path::new(""));
@@ -97,6 +99,14 @@ impl Source {
             }
         }
     }
+}
+
+/// The text of a file. What is no regular file is refused, because reading a pipe may never end.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    fs::read_to_string(path)
 }
 
 /// Reads the text of a `config.json` in `folder`.

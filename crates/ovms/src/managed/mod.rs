@@ -14,10 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use log::{error, info, warn};
+use log::{Level, info, log};
+use parking_lot::RwLock;
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
@@ -59,13 +60,15 @@ struct Inner {
 struct Models {
     by_name: BTreeMap<String, Model>,
     /// What the last update logged, so that the next one doesn't repeat it.
-    logged: BTreeMap<String, String>,
+    logged: BTreeSet<String>,
 }
 
 /// The results of the last update. Requests read them here, because they must not wait for a running update.
 #[derive(Debug, Default)]
 struct Shown {
     names: BTreeSet<String>,
+    /// Where the files of those models are that are right.
+    base_paths: BTreeMap<String, PathBuf>,
     /// What the configuration and the files say.
     of_configuration: BTreeMap<String, String>,
     /// What Triton said at the last load.
@@ -103,7 +106,7 @@ impl Managed {
 
     /// Configured models that are not served, and why: from the configuration, or from their last load.
     pub fn problems(&self) -> BTreeMap<String, String> {
-        let shown = self.0.shown.read().unwrap_or_else(PoisonError::into_inner);
+        let shown = self.0.shown.read();
         let mut problems = shown.of_load.clone();
         problems.extend(shown.of_configuration.clone());
         problems
@@ -111,7 +114,15 @@ impl Managed {
 
     /// Names of all configured models.
     pub fn names(&self) -> BTreeSet<String> {
-        self.0.shown.read().unwrap_or_else(PoisonError::into_inner).names.clone()
+        self.0.shown.read().names.clone()
+    }
+
+    /// A text of Triton about a model, with the user's path in place of the repository's.
+    pub fn in_base_path(&self, name: &str, text: &str) -> String {
+        match self.0.shown.read().base_paths.get(name) {
+            Some(base_path) => model::in_base_path(text, &self.0.repository.join(name), base_path),
+            None => text.to_owned(),
+        }
     }
 
     /// Loads the models for the first time.
@@ -147,7 +158,7 @@ impl Inner {
         let configuration = match read.map_err(|error| error.to_string()).and_then(|read| read) {
             Ok(configuration) => configuration,
             Err(error) => {
-                models.log(BTreeMap::from([(String::new(), error.clone())]));
+                models.log(Level::Error, BTreeSet::from([format!("{error}; the models stay as they are")]));
                 return Update { unreadable: Some(error), ..Update::default() };
             }
         };
@@ -159,6 +170,7 @@ impl Inner {
             let folder = self.repository.join(&name);
             match entry {
                 Ok(entry) => {
+                    shown.base_paths.insert(name.clone(), entry.base_path.clone());
                     let changed = model.update(&self.triton, &name, &folder, entry, asked).await;
                     update.changed |= changed;
                 }
@@ -174,10 +186,8 @@ impl Inner {
                 }
             }
         }
-        let mut said: BTreeMap<_, _> = configuration.warnings.iter().map(|text| (text.clone(), text.clone())).collect();
-        said.extend(update.problems.iter().map(|text| (text.clone(), text.clone())));
-        models.log(said);
-        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = shown;
+        models.log(Level::Warn, configuration.warnings.iter().chain(&update.problems).cloned().collect());
+        *self.shown.write() = shown;
         update
     }
 
@@ -197,15 +207,9 @@ impl Inner {
 
 impl Models {
     /// Logs what wasn't said by the update before.
-    fn log(&mut self, said: BTreeMap<String, String>) {
-        for (key, text) in &said {
-            if self.logged.get(key) != Some(text) {
-                if key.is_empty() {
-                    error!("{text}; the models stay as they are");
-                } else {
-                    warn!("{text}");
-                }
-            }
+    fn log(&mut self, level: Level, said: BTreeSet<String>) {
+        for text in said.difference(&self.logged) {
+            log!(level, "{text}");
         }
         self.logged = said;
     }

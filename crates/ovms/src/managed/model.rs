@@ -11,6 +11,7 @@ use tokio::task::spawn_blocking;
 
 use super::config::Entry;
 use super::repository::{self, Found, Version, Wanted};
+use crate::failure::Failure;
 use crate::triton::Triton;
 
 /// A model of the configuration.
@@ -21,6 +22,8 @@ pub struct Model {
     /// Why its last load failed.
     pub failure: Option<String>,
     tried: Option<(Entry, Found)>,
+    /// Its folder could not be written. That has another cause than the model, so it is tried again.
+    unwritten: bool,
     served: Option<Wanted>,
     /// Versions that can't be loaded, in this state of their files.
     failed: BTreeMap<i64, Version>,
@@ -52,7 +55,7 @@ impl Model {
                 return false;
             }
         };
-        let again = asked && self.failure.is_some();
+        let again = (asked && self.failure.is_some()) || self.unwritten;
         let now = (entry, found);
         if self.tried.as_ref() == Some(&now) && !again {
             return false;
@@ -63,6 +66,7 @@ impl Model {
         }
         self.problem = None;
         self.failure = None;
+        self.unwritten = false;
         let changed = self.serve(triton, name, folder, entry, found, again).await;
         self.tried = Some(now);
         changed
@@ -84,8 +88,11 @@ impl Model {
             if selected.is_empty() {
                 return self.serve_none(triton, name, folder, found).await;
             }
-            for (number, why) in &found.left_out {
-                warn!("model '{name}': version {number} is left out: {why}");
+            // In the first turn only: the versions of the next ones are tried because a load has failed.
+            if self.failure.is_none() {
+                for (number, why) in &found.left_out {
+                    warn!("model '{name}': version {number} is left out: {why}");
+                }
             }
             let versions = found.versions.iter().filter(|(number, _)| selected.contains(number));
             let wanted = Wanted {
@@ -98,11 +105,13 @@ impl Model {
                 self.restore(folder).await;
                 return false;
             }
-            let loaded = match write(&wanted, folder, anew).await {
-                Ok(()) => triton.load(name).await.map_err(|failure| failure.message),
-                Err(error) => Err(error),
-            };
-            let Err(message) = loaded else {
+            if let Err(error) = write(&wanted, folder, anew).await {
+                self.failure = Some(error);
+                self.unwritten = true;
+                self.restore(folder).await;
+                return false;
+            }
+            let Err(Failure { message, .. }) = triton.load(name).await else {
                 info!("model '{name}': serving {}", versions_of(&wanted));
                 self.served = Some(wanted);
                 return true;
@@ -111,9 +120,7 @@ impl Model {
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
             let failure = if said.is_empty() { message } else { said.join("; ") };
-            // Triton names the files of its repository. The user knows them by their paths in base_path.
-            let (folder_text, base_path) = (folder.display().to_string(), entry.base_path.display().to_string());
-            let failure = failure.replace(&folder_text, &base_path);
+            let failure = in_base_path(&failure, folder, &entry.base_path);
             self.failure = Some(match self.failure.take() {
                 Some(before) => format!("{before}; {failure}"),
                 None => failure,
@@ -170,6 +177,11 @@ impl Model {
             }
         }
     }
+}
+
+/// Triton names the files of its repository. The user knows them by their paths in base_path.
+pub fn in_base_path(text: &str, folder: &Path, base_path: &Path) -> String {
+    text.replace(&*folder.to_string_lossy(), &base_path.to_string_lossy())
 }
 
 async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {

@@ -6,15 +6,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use super::config::Entry;
+use parking_lot::Mutex;
+
+use super::config::{Entry, read_text};
 use super::pbtxt;
 use super::policy::version_of;
 
 const CONFIG: &str = "config.pbtxt";
+/// An empty file beside the versions. Triton loads all of them again if its time has grown.
+const WRITTEN: &str = ".written";
+/// The coarsest times of file systems are more exact than this.
+const TICK: Duration = Duration::from_secs(1);
 /// Levels of subfolders of a version whose files are watched.
 const DEPTH_MAX: usize = 8;
 
@@ -56,8 +62,11 @@ impl Default for Links {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     target: PathBuf,
+    inode: u64,
     bytes: u64,
     modified: SystemTime,
+    /// When anything of the file has changed, its permissions and its name included: seconds and nanoseconds.
+    changed: (i64, i64),
 }
 
 /// Looks at a model's `base_path`. The error says why nothing of it can be served.
@@ -77,6 +86,7 @@ fn find_file(name: &str, entry: &Entry) -> Result<Found, String> {
     if !file.ends_with(".onnx") {
         return Err(no_onnx(folder, &[file.to_owned()]));
     }
+    stamp(path)?;
     // The names that exporters give to external data begin with the file's: model.onnx.data, model.onnx_data.
     let files = names(folder)?.into_iter().filter(|other| other.starts_with(file) && folder.join(other).is_file());
     let links: BTreeMap<_, _> = files.map(|file| (file.clone(), folder.join(file))).collect();
@@ -114,7 +124,7 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
     let mut others = Version::default();
     let config = if added_path.exists() {
         let wrong = |error: String| format!("{}: {error}", added_path.display());
-        let added = fs::read_to_string(&added_path).map_err(|error| wrong(error.to_string()))?;
+        let added = read_text(&added_path).map_err(|error| wrong(error.to_string()))?;
         others = find_others(path, &names)?;
         pbtxt::config(name, entry, Some(&added)).map_err(wrong)?
     } else {
@@ -203,7 +213,17 @@ fn stamp_all(folder: &Path, depth: usize, stamps: &mut BTreeMap<PathBuf, Stamp>)
 fn stamp(path: &Path) -> Result<Stamp, String> {
     let read = || {
         let metadata = fs::metadata(path)?;
-        Ok(Stamp { target: fs::canonicalize(path)?, bytes: metadata.len(), modified: metadata.modified()? })
+        if !metadata.is_dir() && !metadata.is_file() {
+            // Reading a pipe may never end.
+            return Err(io::Error::other("not a regular file"));
+        }
+        Ok(Stamp {
+            target: fs::canonicalize(path)?,
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: metadata.modified()?,
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     };
     read().map_err(|error: io::Error| {
         let link = fs::read_link(path).map_or(String::new(), |target| format!(" (a link to {})", target.display()));
@@ -229,7 +249,11 @@ impl Wanted {
         self.config != before.config || self.others != before.others || self.versions.iter().any(changed)
     }
 
-    /// Writes the model's folder. `anew`: config.pbtxt gets a new time, which makes Triton load all versions again.
+    /// Writes the model's folder for a load. `anew`: Triton is to load all versions again.
+    ///
+    /// Triton reloads a version if the newest time of its files and of those beside the versions has grown, which is not so
+    /// if an older file has taken a file's place: a new `.written` makes it grow. Triton looks at the versions at all if
+    /// any time in the folder has grown, so config.pbtxt, which counts for no version, always gets the newest one.
     pub fn write(&self, folder: &Path, anew: bool) -> io::Result<()> {
         fs::create_dir_all(folder)?;
         let mut wanted: BTreeMap<String, &Links> = BTreeMap::new();
@@ -243,7 +267,10 @@ impl Wanted {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name != CONFIG && !is_there(&entry.path(), wanted.get(&name).copied(), others.get(&name)) {
+            if name != CONFIG
+                && name != WRITTEN
+                && !is_there(&entry.path(), wanted.get(&name).copied(), others.get(&name))
+            {
                 remove(&entry.path())?;
             }
         }
@@ -262,14 +289,43 @@ impl Wanted {
         for (name, target) in &others {
             link(target, &folder.join(name))?;
         }
-        let config = folder.join(CONFIG);
-        if anew || fs::read_to_string(&config).ok().as_ref() != Some(&self.config) {
-            let new = folder.join(".config.pbtxt.new");
-            fs::write(&new, &self.config)?;
-            fs::rename(new, config)?;
+        let time = later_than(newest(folder, DEPTH_MAX));
+        if anew {
+            put(&folder.join(WRITTEN), "", time)?;
         }
+        put(&folder.join(CONFIG), &self.config, time)?;
         Ok(())
     }
+}
+
+/// A time that is later than `newest` and than all times that it has given before, because Triton may have seen them.
+fn later_than(newest: SystemTime) -> SystemTime {
+    static GIVEN: Mutex<SystemTime> = Mutex::new(SystemTime::UNIX_EPOCH);
+    let mut given = GIVEN.lock();
+    // A file may have a time in the future.
+    let time = SystemTime::now().max(newest + TICK).max(*given + TICK);
+    *given = time;
+    time
+}
+
+/// The newest time of what is in a folder, also behind links, and of the folder itself.
+fn newest(path: &Path, depth: usize) -> SystemTime {
+    let Ok(metadata) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
+    let inner = if metadata.is_dir() && depth > 0 { fs::read_dir(path).ok() } else { None };
+    let inner = inner.into_iter().flatten().flatten().map(|entry| newest(&entry.path(), depth - 1));
+    inner.chain(metadata.modified()).max().unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// Gives a file this time, and replaces it if it has another text.
+fn put(path: &Path, text: &str, time: SystemTime) -> io::Result<()> {
+    let set = |path: &Path| fs::File::options().write(true).open(path)?.set_modified(time);
+    if fs::read_to_string(path).is_ok_and(|there| there == text) {
+        return set(path);
+    }
+    let new = path.with_file_name(".new");
+    fs::write(&new, text)?;
+    set(&new)?;
+    fs::rename(new, path)
 }
 
 /// Whether what is at `path` can stay.

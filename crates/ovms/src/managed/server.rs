@@ -29,9 +29,8 @@ const READY_POLL: Duration = Duration::from_millis(50);
 /// A tritonserver that is about to end may accept the connection and never answer.
 const READY_CALL: Duration = Duration::from_secs(1);
 const READY_NOTE: Duration = Duration::from_secs(30);
-/// How long tritonserver may finish requests, and how much longer it may take to end.
+/// How long tritonserver may finish requests.
 const EXIT_TIMEOUT_S: u64 = 10;
-const EXIT_MARGIN_S: u64 = 10;
 /// With the default of 8, servers up to 24.10 at least crash under dozens of streams.
 const GRPC_REQUESTS_KEPT: usize = 1024;
 
@@ -87,9 +86,10 @@ impl Server {
         let backends = find_backends(options.backend_directory.as_deref())?;
         info!("starting {} with the backends in {}", program.display(), backends.display());
         for _ in 0..ATTEMPTS {
-            let ports = [free_port()?, free_port()?];
+            let grpc = free_port(None)?;
+            let ports = [grpc, free_port(Some(grpc))?];
             let [grpc, http] = ports.map(address);
-            let triton = Triton::new(&grpc?, Some(http?)).map_err(|error| error.to_string())?;
+            let triton = Triton::new(&grpc?, http?).map_err(|error| error.to_string())?;
             let mut server = Self { child: spawn(options, &program, &backends, repository, ports)?, triton };
             let Some(status) = server.ready().await.map_err(|error| format!("waiting for tritonserver: {error}"))?
             else {
@@ -132,12 +132,12 @@ impl Server {
         (u8::try_from(code).unwrap_or(1).max(1), format!("tritonserver ended: {status}"))
     }
 
-    /// Ends it: by SIGTERM, and by SIGKILL if it takes too long.
-    pub async fn stop(&mut self) {
+    /// Ends it: by SIGTERM, and by SIGKILL if it takes longer than this.
+    pub async fn stop(&mut self, within: Duration) {
         if let Some(pid) = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             let _ = kill_process(pid, Signal::TERM);
         }
-        if timeout(Duration::from_secs(EXIT_TIMEOUT_S + EXIT_MARGIN_S), self.child.wait()).await.is_err() {
+        if timeout(within, self.child.wait()).await.is_err() {
             warn!("tritonserver didn't end: it is killed");
             self.kill().await;
         }
@@ -197,10 +197,10 @@ fn spawn(
     command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))
 }
 
-fn free_port() -> Result<u16, String> {
+fn free_port(other_than: Option<u16>) -> Result<u16, String> {
     for _ in 0..100 {
         let port = fastrand::u16(PORTS);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if Some(port) != other_than && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
     }

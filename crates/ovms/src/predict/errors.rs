@@ -14,10 +14,18 @@ const OVMS_TEXTS: [(&str, &str); 6] = [
     ("SEQUENCE_ID_BAD_TYPE", "Required shape"),
 ];
 
-/// Whether an outdated signature may be why the request was refused. The backend's errors about a sequence have other
-/// causes, except a missing id: the model of the old signature may have had no sequences.
+/// How Triton's text begins if no version of the model is ready.
+const NOT_SERVED: &str = "Request for unknown model: ";
+
+/// Whether an outdated signature may be why the request was refused before it ran. The backend's errors about a sequence
+/// have other causes, except a missing id: the model of the old signature may have had no sequences.
 pub fn may_come_from_an_old_signature(failure: &Failure) -> bool {
-    let refused = matches!(failure.code, Code::InvalidArgument | Code::NotFound | Code::Unavailable);
+    let refused = match failure.code {
+        Code::InvalidArgument | Code::NotFound => true,
+        // Other requests that end so may have run: the connection broke before their answer.
+        Code::Unavailable => failure.message.starts_with(NOT_SERVED),
+        _ => false,
+    };
     refused && code_word(&failure.message).is_none_or(|word| word == "SEQUENCE_ID_NOT_PROVIDED")
 }
 
@@ -63,6 +71,19 @@ mod tests {
             ),
             "Max sequence number has been reached. Could not create new sequence. 5"
         );
+    }
+
+    #[test]
+    fn a_request_that_may_have_run_is_not_sent_again() {
+        let again = |code, message: &str| may_come_from_an_old_signature(&Failure::new(code, message));
+        assert!(again(Code::InvalidArgument, "unexpected shape for input 'x'"));
+        assert!(again(Code::InvalidArgument, "SEQUENCE_ID_NOT_PROVIDED: Sequence ID has not been provided"));
+        assert!(again(Code::NotFound, "Request for unknown model: 'm' version 2 is not found"));
+        assert!(again(Code::Unavailable, "Request for unknown model: 'm' has no available versions"));
+        assert!(!again(Code::Unavailable, "tritonserver can't be reached: connection reset"));
+        assert!(!again(Code::Unavailable, "MAX_SEQUENCE_NUMBER_REACHED: Max sequence number has been reached"));
+        assert!(!again(Code::NotFound, "SEQUENCE_MISSING: Sequence with provided ID does not exist"));
+        assert!(!again(Code::Internal, "the run failed"));
     }
 
     #[test]

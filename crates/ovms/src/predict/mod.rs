@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::Bytes;
+use prost::Message;
 use tonic::Code;
 
 use crate::failure::Failure;
@@ -25,6 +26,9 @@ const ANSWERED_ID: &str = "stateful_sequence_id";
 
 /// The parameter of requests that says how long they may wait in Triton, in microseconds.
 const TIMEOUT: &str = "timeout";
+
+/// The largest message that Triton takes.
+const REQUEST_BYTES_MAX: usize = i32::MAX as usize;
 
 /// Tensors with their names.
 pub type Tensors = Vec<(String, Tensor)>;
@@ -45,7 +49,7 @@ pub struct Call<'a> {
 #[derive(Debug)]
 pub struct Prediction {
     pub version: i64,
-    pub outputs: Tensors,
+    pub outputs: BTreeMap<String, Tensor>,
     /// None for a model without sequences.
     pub sequence_id: Option<u64>,
 }
@@ -143,6 +147,12 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
         request.inputs.push(InferInputTensor { name, datatype, shape: tensor.shape });
         request.raw_input_contents.push(tensor.content);
     }
+    // The values of a client's message can take eight times as many bytes as there.
+    let bytes = request.encoded_len();
+    if bytes > REQUEST_BYTES_MAX {
+        let text = format!("The inputs have {bytes} bytes for Triton, which takes at most {REQUEST_BYTES_MAX}");
+        return Err(Failure::new(Code::ResourceExhausted, text));
+    }
     Ok(request)
 }
 
@@ -176,7 +186,7 @@ fn prediction(
     }
     Ok(Prediction {
         version: response.model_version.parse().unwrap_or_default(),
-        outputs: outputs.into_iter().collect(),
+        outputs,
         sequence_id: sequence.map(|sequence| answered_id.unwrap_or(sequence.id)),
     })
 }
@@ -184,4 +194,21 @@ fn prediction(
 /// A version as Triton's requests have it: empty for the latest one.
 pub fn version_text(version: Version) -> String {
     version.map(|version| version.to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_too_large_for_triton_is_refused() {
+        let call = Call { name: "m", version: None, deadline: None, specials: Ok(Specials::default()), filter: &[] };
+        let signature = Signature { version: 1, inputs: Vec::new(), outputs: Vec::new(), special_shape: None };
+        // Pages that nobody touches take no memory.
+        let content = Bytes::from(vec![0; 1 << 30]);
+        let tensor = Tensor { data_type: DataType::Uint8, shape: vec![1 << 30], content };
+        let inputs = |count| (0..count).map(|at| (at.to_string(), tensor.clone())).collect();
+        assert!(request(&call, &signature, inputs(1)).is_ok());
+        assert_eq!(request(&call, &signature, inputs(2)).map_err(|failure| failure.code), Err(Code::ResourceExhausted));
+    }
 }

@@ -71,12 +71,12 @@ impl Specials {
 
 impl<T: Copy> Special<T> {
     fn check(&self, name: &str, no_value: &str) -> Result<T, Failure> {
-        let required = format!("Required shape for {name} is: (1)");
+        let wrong = |what: &str| invalid(&format!("{what} - Required shape for {name} is: (1)"));
         match self.shape[..] {
             [] => Err(invalid("Special input proto does not contain tensor shape information")),
             [1] => self.value.ok_or_else(|| invalid(no_value)),
-            [_] => Err(invalid(&format!("Invalid input shape - {required}"))),
-            _ => Err(invalid(&format!("Invalid number of shape dimensions - {required}"))),
+            [_] => Err(wrong("Invalid input shape")),
+            _ => Err(wrong("Invalid number of shape dimensions")),
         }
     }
 }

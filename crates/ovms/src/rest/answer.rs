@@ -1,18 +1,19 @@
 //! The JSON of a prediction, as TensorFlow Serving writes it.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use half::{bf16, f16};
 use tonic::Code;
 
 use super::array::BASE64_KEY;
 use super::request::Format;
 use crate::failure::Failure;
+use crate::predict::Prediction;
 use crate::predict::specials::SEQUENCE_ID;
-use crate::predict::{Prediction, Tensors};
 use crate::tensor::{DataType, Tensor};
 
 /// Strings of outputs with such names are always in base64.
@@ -21,17 +22,18 @@ const BYTES_SUFFIX: &str = "_bytes";
 /// The body for a client that has asked in that format.
 pub fn body(prediction: Prediction, format: Format) -> Result<String, Failure> {
     match format {
-        Format::Column => Ok(columns(prediction)),
-        Format::Row => rows(prediction),
+        Format::Column => Ok(columns(&prediction)),
+        Format::Row => rows(&prediction),
     }
 }
 
-fn columns(prediction: Prediction) -> String {
-    let mut outputs = prediction.outputs;
-    if let Some(id) = prediction.sequence_id {
+fn columns(prediction: &Prediction) -> String {
+    let id = prediction.sequence_id.map(|id| {
         let content = Bytes::copy_from_slice(&id.to_le_bytes());
-        outputs.push((SEQUENCE_ID.to_owned(), Tensor { data_type: DataType::Uint64, shape: vec![1], content }));
-    }
+        Tensor { data_type: DataType::Uint64, shape: vec![1], content }
+    });
+    let outputs = prediction.outputs.iter().map(|(name, tensor)| (&**name, tensor));
+    let outputs: Vec<_> = outputs.chain(id.iter().map(|tensor| (SEQUENCE_ID, tensor))).collect();
     let mut json = String::from("{\"outputs\": ");
     if let [(name, tensor)] = &outputs[..] {
         Values::new(name, tensor).write(&tensor.shape, &mut json);
@@ -47,7 +49,7 @@ fn columns(prediction: Prediction) -> String {
     json
 }
 
-fn rows(prediction: Prediction) -> Result<String, Failure> {
+fn rows(prediction: &Prediction) -> Result<String, Failure> {
     let count = row_count(&prediction.outputs)?;
     let is_object = prediction.outputs.len() + usize::from(prediction.sequence_id.is_some()) > 1;
     let mut outputs: Vec<_> = prediction
@@ -78,8 +80,8 @@ fn rows(prediction: Prediction) -> Result<String, Failure> {
 }
 
 /// The first dimension of all outputs. The one id of the sequence is part of each row.
-fn row_count(outputs: &Tensors) -> Result<i64, Failure> {
-    let mut counts = outputs.iter().map(|(_, tensor)| tensor.shape.first().copied());
+fn row_count(outputs: &BTreeMap<String, Tensor>) -> Result<i64, Failure> {
+    let mut counts = outputs.values().map(|tensor| tensor.shape.first().copied());
     let first = counts.next().unwrap_or(Some(1));
     match first {
         Some(count) if counts.all(|other| other == first) => Ok(count),
@@ -160,14 +162,9 @@ impl Values {
 
     /// A tensor has as many bytes as its shape says.
     fn next<const N: usize>(&mut self) -> [u8; N] {
-        match self.content.split_first_chunk() {
-            Some((bytes, _)) => {
-                let bytes = *bytes;
-                self.content = self.content.slice(N..);
-                bytes
-            }
-            None => [0; N],
-        }
+        let bytes = self.content.first_chunk().copied();
+        self.content.advance(if bytes.is_some() { N } else { 0 });
+        bytes.unwrap_or([0; N])
     }
 }
 

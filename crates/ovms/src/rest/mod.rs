@@ -8,7 +8,6 @@ mod path;
 mod request;
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -43,14 +42,14 @@ const OPEN_METRICS: HeaderValue =
 pub type Body = Either<Full<Bytes>, Incoming>;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
-pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) {
     // Here, so that its idle connections are closed with the port: tritonserver waits for them when it stops.
     let client = pass_through::client();
     let service = service_fn(move |request| {
         let (gateway, client) = (gateway.clone(), client.clone());
         async move { Ok::<_, Infallible>(answer(&gateway, &client, request).await) }
     });
-    connections::serve_http1(listener, service, stop).await
+    connections::serve_http1(listener, service, stop).await;
 }
 
 async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<Body> {
@@ -117,7 +116,7 @@ async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Res
     })
     .await?;
     let format = request?.format;
-    let bytes = prediction.outputs.iter().map(|(_, tensor)| tensor.content.len()).sum();
+    let bytes = prediction.outputs.values().map(|tensor| tensor.content.len()).sum();
     Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
 }
 

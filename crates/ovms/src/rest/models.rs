@@ -76,14 +76,12 @@ fn statuses(versions: &[VersionStatus]) -> Value {
 
 /// 201 if something was loaded or unloaded, else 200; with the states of all models, as in OVMS.
 pub async fn reload(gateway: &Gateway) -> Result<(StatusCode, String), Failure> {
-    let Some(managed) = gateway.managed.clone() else {
+    let Some(managed) = &gateway.managed else {
         let text = "the gateway runs in front of a tritonserver, which has the models: load them there, with \
                     POST /v2/repository/models/NAME/load for example";
         return Err(Failure::new(Code::Unimplemented, text));
     };
-    // In a task of its own, because dropping this future must not stop a reload half way.
-    let reload = tokio::spawn(async move { managed.reload().await });
-    let reloaded = reload.await.map_err(|error| Failure::new(Code::Internal, format!("the reload failed: {error}")))?;
+    let reloaded = managed.reload().await;
     gateway.models.clear();
     let reloaded = reloaded.map_err(|failure| {
         let text = format!("Reloading config file failed. Check server logs for more info. {}", failure.message);

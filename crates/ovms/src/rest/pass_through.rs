@@ -35,9 +35,7 @@ pub async fn answer(
     if gateway.managed.is_some() && loads_or_unloads(request.uri().path()) {
         return Err(Failure::managed_models());
     }
-    let Some(authority) = gateway.triton.http() else {
-        return Err(Failure::new(Code::Unavailable, "the gateway doesn't know tritonserver's HTTP address"));
-    };
+    let authority = gateway.triton.http();
     *request.uri_mut() = at(authority, request.uri())
         .map_err(|error| Failure::new(Code::InvalidArgument, format!("Invalid request URL: {error}")))?;
     *request.version_mut() = Version::HTTP_11;

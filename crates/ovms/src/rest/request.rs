@@ -1,5 +1,6 @@
 //! The body of `:predict`: `inputs` (by column) or `instances` (by row), with named inputs or the only one.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -113,9 +114,7 @@ impl<'a> Request<'a> {
     }
 
     fn tensor(&self, name: &str, values: &[&RawValue], signature: &Signature) -> Result<Tensor, Failure> {
-        let input = signature
-            .input(name)
-            .ok_or_else(|| invalid(&format!("Unexpected input - the model has no input '{name}'")))?;
+        let input = signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
         let data_type = input.data_type.ok_or_else(|| invalid(BAD_PRECISION))?;
         let tensor = match (self.format, values) {
             (Format::Column, [value]) => array::tensor(data_type, value),
@@ -163,13 +162,15 @@ impl<'a> Values<'a> {
             return if is_null { Err(invalid(NEITHER_NAMED_NOR_NOT)) } else { Ok(Self::Unnamed(instances)) };
         }
         let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
+        let mut places = HashMap::new();
         for row in rows {
             let Members(members) = serde_json::from_str(row.get()).map_err(|_| invalid(INSTANCE_NOT_AN_OBJECT))?;
             if members.is_empty() {
                 return Err(invalid(BAD_INSTANCE));
             }
             for (name, value) in members {
-                match named.iter_mut().find(|(other, _)| *other == name) {
+                let place = *places.entry(name.clone()).or_insert(named.len());
+                match named.get_mut(place) {
                     Some((_, values)) => values.push(value),
                     None => named.push((name, vec![value])),
                 }
@@ -190,8 +191,9 @@ impl<'a> Values<'a> {
             return Err(invalid(NO_INPUTS));
         }
         let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
+        let mut names = HashSet::new();
         for (name, value) in members {
-            if named.iter().any(|(other, _)| *other == name) {
+            if !names.insert(name.clone()) {
                 return Err(invalid(&format!("{BAD_INPUT} - input '{name}' is there twice")));
             }
             named.push((name, vec![value]));
@@ -322,6 +324,18 @@ mod tests {
             let error = specials(&format!("{{\"inputs\": {{\"sequence_id\": {value}}}}}")).unwrap_err();
             assert!(error.starts_with(BAD_INPUT), "{value}: {error}");
         }
+    }
+
+    #[test]
+    fn many_names_take_no_time_of_their_square() {
+        let members: Vec<_> = (0..200_000).map(|at| format!("\"{at}\":[1]")).collect();
+        let object = format!("{{{}}}", members.join(","));
+        let began = std::time::Instant::now();
+        for body in [format!("{{\"inputs\":{object}}}"), format!("{{\"instances\":[{object}]}}")] {
+            let error = shapes(&body, &["a"]).unwrap_err();
+            assert!(error.starts_with("Unexpected input"), "{error}");
+        }
+        assert!(began.elapsed().as_secs() < 10);
     }
 
     proptest! {

@@ -7,9 +7,19 @@ use super::{DataType, Tensor, element_count, put_string};
 use crate::failure::Failure;
 use crate::proto::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 
-/// A single value in a `*_val` field stands for all elements. Without this limit, a few bytes of a client could take any
-/// amount of memory.
+/// A single value in a `*_val` field stands for all elements. Without this limit for all tensors of a request, a few bytes of
+/// a client could take any amount of memory.
 const EXPANDED_BYTES_MAX: usize = 64 << 20;
+
+/// How many bytes single values may still fill in a request.
+#[derive(Debug)]
+pub struct Expansion(usize);
+
+impl Default for Expansion {
+    fn default() -> Self {
+        Self(EXPANDED_BYTES_MAX)
+    }
+}
 
 /// The dimensions; none if the shape is absent or unknown.
 pub fn dimensions(shape: Option<&TensorShapeProto>) -> Vec<i64> {
@@ -29,8 +39,8 @@ pub fn shape_proto(dimensions: &[i64]) -> TensorShapeProto {
 
 impl Tensor {
     /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
-    /// single value there stands for all elements.
-    pub fn from_proto(name: &str, proto: &TensorProto) -> Result<Self, Failure> {
+    /// single value there stands for all elements, within what `expansion` has left.
+    pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
         let wrong = |text: &str, details: String| {
             Failure::new(Code::InvalidArgument, format!("{text} - {details}; input name: {name}"))
         };
@@ -42,7 +52,7 @@ impl Tensor {
 
         let content = if let Some(size) = data_type.size() {
             if proto.tensor_content.is_empty() {
-                numbers(proto, data_type, elements, size)
+                numbers(proto, data_type, elements, size, expansion)
                     .map_err(|details| wrong("Invalid number of values in tensor proto container", details))?
             } else if elements.checked_mul(size) == Some(proto.tensor_content.len()) {
                 proto.tensor_content.clone()
@@ -84,8 +94,14 @@ impl Tensor {
     }
 }
 
-fn numbers(proto: &TensorProto, data_type: DataType, elements: usize, size: usize) -> Result<Bytes, String> {
-    let field = Field { elements, size };
+fn numbers(
+    proto: &TensorProto,
+    data_type: DataType,
+    elements: usize,
+    size: usize,
+    expansion: &mut Expansion,
+) -> Result<Bytes, String> {
+    let field = Field { elements, size, expansion };
     match data_type {
         DataType::Bool => field.bytes(&proto.bool_val, |value| Some([u8::from(value)])),
         DataType::Uint8 => field.bytes(&proto.int_val, |value| u8::try_from(value).ok().map(u8::to_le_bytes)),
@@ -107,22 +123,31 @@ fn numbers(proto: &TensorProto, data_type: DataType, elements: usize, size: usiz
 }
 
 /// A `*_val` field and how many elements of how many bytes it must give.
-struct Field {
+struct Field<'a> {
     elements: usize,
     size: usize,
+    expansion: &'a mut Expansion,
 }
 
-impl Field {
+impl Field<'_> {
     fn bytes<T: Copy, const N: usize>(
-        &self,
+        self,
         values: &[T],
         encode: impl Fn(T) -> Option<[u8; N]>,
     ) -> Result<Bytes, String> {
         let encoded: Option<Vec<[u8; N]>> = values.iter().map(|value| encode(*value)).collect();
         let mut encoded = encoded.ok_or("a value is out of range")?;
         if let [value] = encoded[..]
-            && self.elements.checked_mul(self.size).is_some_and(|bytes| bytes <= EXPANDED_BYTES_MAX)
+            && self.elements > 1
         {
+            let left = self.elements.checked_mul(self.size).and_then(|bytes| self.expansion.0.checked_sub(bytes));
+            self.expansion.0 = left.ok_or_else(|| {
+                format!(
+                    "Expected: {}; Actual: 1; a single value for all elements can't fill more than {} MiB in a request",
+                    self.elements,
+                    EXPANDED_BYTES_MAX >> 20
+                )
+            })?;
             encoded.resize(self.elements, value);
         }
         if encoded.len() == self.elements {

@@ -2,14 +2,18 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::proto::tensorflow::{DataType as TensorFlow, TensorProto};
-use crate::tensor::proto::shape_proto;
+use crate::tensor::proto::{Expansion, shape_proto};
 
 fn proto(data_type: TensorFlow, shape: &[i64]) -> TensorProto {
     TensorProto { dtype: data_type as i32, tensor_shape: Some(shape_proto(shape)), ..TensorProto::default() }
 }
 
+fn read(proto: &TensorProto) -> Result<Tensor, Failure> {
+    Tensor::from_proto("x", proto, &mut Expansion::default())
+}
+
 fn message(proto: &TensorProto) -> String {
-    Tensor::from_proto("x", proto).unwrap_err().message
+    read(proto).unwrap_err().message
 }
 
 #[test]
@@ -45,7 +49,7 @@ fn each_type_is_read_from_its_field() {
         ),
     ];
     for (proto, content) in cases {
-        let tensor = Tensor::from_proto("x", &proto).unwrap();
+        let tensor = read(&proto).unwrap();
         assert_eq!(tensor.content, content, "{proto:?}");
         assert_eq!(Tensor::new(tensor.data_type, tensor.shape.clone(), tensor.content.clone()), Ok(tensor));
     }
@@ -53,11 +57,21 @@ fn each_type_is_read_from_its_field() {
 
 #[test]
 fn one_value_stands_for_all_elements() {
-    let tensor = Tensor::from_proto("x", &TensorProto { int_val: vec![7], ..proto(TensorFlow::DtInt16, &[2, 2]) });
+    let tensor = read(&TensorProto { int_val: vec![7], ..proto(TensorFlow::DtInt16, &[2, 2]) });
     assert_eq!(tensor.unwrap().content, [7, 0].repeat(4));
 
     let large = TensorProto { int_val: vec![7], ..proto(TensorFlow::DtInt32, &[1 << 40]) };
     assert!(message(&large).contains("Expected: 1099511627776; Actual: 1"), "{}", message(&large));
+
+    // 64 MiB in all tensors of a request
+    let mut expansion = Expansion::default();
+    let half = TensorProto { int_val: vec![7], ..proto(TensorFlow::DtUint8, &[32 << 20]) };
+    for fits in [true, true, false] {
+        let tensor = Tensor::from_proto("x", &half, &mut expansion);
+        assert_eq!(tensor.is_ok(), fits);
+    }
+    let one = TensorProto { int_val: vec![7], ..proto(TensorFlow::DtUint8, &[1]) };
+    assert!(Tensor::from_proto("x", &one, &mut expansion).is_ok());
 }
 
 #[test]
@@ -87,7 +101,7 @@ fn shapes_and_types_that_cannot_be_are_refused() {
     assert!(message(&proto(TensorFlow::DtFloat, &[-1])).starts_with("Invalid input shape"));
     assert!(message(&proto(TensorFlow::DtFloat, &[i64::MAX, i64::MAX])).starts_with("Invalid input shape"));
     assert!(message(&proto(TensorFlow::DtInvalid, &[1])).starts_with("Invalid input precision"));
-    let empty = Tensor::from_proto("x", &proto(TensorFlow::DtFloat, &[0, i64::MAX, i64::MAX]));
+    let empty = read(&proto(TensorFlow::DtFloat, &[0, i64::MAX, i64::MAX]));
     assert_eq!(empty.unwrap().content.len(), 0);
 }
 
@@ -105,9 +119,9 @@ proptest! {
     fn numbers_come_back_as_they_were_sent(values in proptest::collection::vec(any::<f32>(), 0..20)) {
         let shape = [values.len() as i64];
         let sent = TensorProto { float_val: values.clone(), ..proto(TensorFlow::DtFloat, &shape) };
-        let tensor = Tensor::from_proto("x", &sent).unwrap();
+        let tensor = read(&sent).unwrap();
         let answer = tensor.clone().into_proto();
-        prop_assert_eq!(Tensor::from_proto("x", &answer).unwrap(), tensor);
+        prop_assert_eq!(read(&answer).unwrap(), tensor);
     }
 
     #[test]
@@ -115,7 +129,7 @@ proptest! {
         let shape = [values.len() as i64];
         let string_val: Vec<Bytes> = values.into_iter().map(Bytes::from).collect();
         let sent = TensorProto { string_val: string_val.clone(), ..proto(TensorFlow::DtString, &shape) };
-        let answer = Tensor::from_proto("x", &sent).unwrap().into_proto();
+        let answer = read(&sent).unwrap().into_proto();
         prop_assert_eq!(answer.string_val, string_val);
     }
 
@@ -130,6 +144,6 @@ proptest! {
             dtype, tensor_shape: Some(shape_proto(&shape)), tensor_content: content.into(), int_val, half_val,
             ..TensorProto::default()
         };
-        let _ = Tensor::from_proto("x", &proto);
+        let _ = read(&proto);
     }
 }

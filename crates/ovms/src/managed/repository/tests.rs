@@ -72,7 +72,7 @@ fn one_file_is_version_1_with_its_external_data() {
     let found = find("m", &entry(folder.path().join("vad.onnx"))).unwrap();
     let repository = tempfile::tempdir().unwrap();
     wanted(&found, &[1]).write(repository.path(), true).unwrap();
-    assert_eq!(seen(repository.path()), ["1/vad.onnx", "1/vad.onnx.data", "config.pbtxt"]);
+    assert_eq!(seen(repository.path()), [".written", "1/vad.onnx", "1/vad.onnx.data", "config.pbtxt"]);
     let error = find("m", &entry(folder.path().join("vad.xml"))).unwrap_err();
     assert!(error.contains("OpenVINO IR"), "{error}");
 }
@@ -87,9 +87,9 @@ fn the_folder_of_triton_has_what_is_served_and_nothing_else() {
     let path = repository.path().join("m");
     wanted(&found, &[1, 2]).write(&path, true).unwrap();
     let files = ["1/model.onnx", "2/model.onnx", "2/model.onnx.data", "config.pbtxt", "initial/h.npy"];
-    assert_eq!(seen(&path), files);
+    assert_eq!(seen(&path)[1..], files);
     wanted(&found, &[2]).write(&path, false).unwrap();
-    assert_eq!(seen(&path), files[1..]);
+    assert_eq!(seen(&path)[1..], files[1..]);
     remove(&path).unwrap();
     assert!(folder.path().join("1/model.onnx").exists());
 }
@@ -126,4 +126,57 @@ fn links_are_followed_and_one_that_leads_nowhere_is_named() {
     symlink("nowhere", folder.path().join("3/model.onnx")).unwrap();
     let error = find("m", &entry(folder.path().to_owned())).unwrap_err();
     assert!(error.contains("3/model.onnx") && error.contains("nowhere"), "{error}");
+}
+
+fn modified(path: PathBuf) -> SystemTime {
+    fs::metadata(path).unwrap().modified().unwrap()
+}
+
+#[test]
+fn the_times_of_triton_s_folder_grow_also_if_a_file_becomes_older() {
+    let folder = folder(&["1/model.onnx", "2/model.onnx"]);
+    let set = |time| fs::File::open(folder.path().join("1/model.onnx")).unwrap().set_modified(time).unwrap();
+    let found = find("m", &entry(folder.path().to_owned())).unwrap();
+    let repository = tempfile::tempdir().unwrap();
+    let path = repository.path().join("m");
+    let now = SystemTime::now();
+    let mut before = SystemTime::UNIX_EPOCH;
+    for time in [now, now + 1000 * TICK, now - 1000 * TICK, now - 2000 * TICK] {
+        set(time);
+        wanted(&found, &[1]).write(&path, true).unwrap();
+        let written = modified(path.join(WRITTEN));
+        assert!(written > before && written > modified(path.join("1/model.onnx")));
+        // A version that comes is no reason to load the others again, and must be seen.
+        wanted(&found, &[1, 2]).write(&path, false).unwrap();
+        assert_eq!(modified(path.join(WRITTEN)), written);
+        before = modified(path.join(CONFIG));
+        assert!(before > written);
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_by_name() {
+    for name in ["1/model.onnx", "1/other", "config.pbtxt"] {
+        let folder = folder(&["1/model.onnx"]);
+        let path = folder.path().join(name);
+        remove(&path).unwrap();
+        std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        let error = find("m", &entry(folder.path().to_owned())).unwrap_err();
+        assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+        if name.ends_with("onnx") {
+            assert!(find("m", &entry(path)).unwrap_err().contains("not a regular file"));
+        }
+    }
+}
+
+#[test]
+fn a_file_with_the_size_and_time_of_the_one_before_is_a_change() {
+    let folder = folder(&["1/model.onnx"]);
+    let (path, entry) = (folder.path().join("1/model.onnx"), entry(folder.path().to_owned()));
+    let (before, time) = (find("m", &entry).unwrap(), modified(path.clone()));
+    let new = folder.path().join("new");
+    write(&new, "1/MODEL.onnx").unwrap();
+    fs::File::open(&new).unwrap().set_modified(time).unwrap();
+    fs::rename(new, path).unwrap();
+    assert_ne!(find("m", &entry).unwrap(), before);
 }
