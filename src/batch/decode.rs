@@ -112,6 +112,11 @@ impl Expected {
         Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }
 
+    /// Whether requests are cut into windows.
+    pub fn are_cut(&self) -> bool {
+        self.binding.is_cut()
+    }
+
     /// Checks a request of a model that this backend schedules itself, and makes its row.
     pub fn row(
         &self,

@@ -66,6 +66,12 @@ pub enum InputError {
          (max_steps_per_request); the state of its sequence is as it was before: send fewer elements in a request"
     )]
     TooManySteps { name: String, brought: usize, steps: usize, most: usize },
+    /// The rows of one answer can't have different numbers of steps, and each row's depends on what its sequence has left over.
+    #[error(
+        "the request has {0} sequences, and a model with 'input_windows' takes one in a request: send a request for each \
+         sequence"
+    )]
+    SeveralSequences(usize),
     /// Inputs bring different numbers of windows.
     #[error(
         "the inputs of the request do not bring the same number of windows ('input_windows'): {brought}; the state of its \

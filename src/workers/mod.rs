@@ -36,7 +36,7 @@ use crate::batch::decode::Expected;
 use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
 use crate::config::{OwnScheduling, Strategy};
-use crate::error::{AdmissionError, LoadError, RequestError};
+use crate::error::{AdmissionError, InputError, LoadError, RequestError};
 use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
@@ -257,6 +257,9 @@ impl Workers {
                 };
             } else if asked.is_some() {
                 return Err(several_rows().into());
+            }
+            if controls.len() > 1 && self.expected.are_cut() {
+                return Err(InputError::SeveralSequences(controls.len()).into());
             }
             Ok((controls, asked))
         };

@@ -41,6 +41,7 @@ parameter 'growing_padding' is '…', but
 the … cannot be run:
 …; without it: …
 the request was cancelled
+the request has … sequences, and a model with
 sequence id … is a string
 sequence id … is too large
 SEQUENCE_ID_NOT_PROVIDED:

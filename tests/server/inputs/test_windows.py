@@ -51,6 +51,16 @@ def test_requests_of_any_length_give_what_windows_give(deployment, by, context):
     all_at_random(deployment, scheduled(models.cut(f"windows_after_{context}", 5, context), by))
 
 
+def test_a_request_of_several_sequences_is_refused(deployment):
+    """Each may make another number of steps, and one answer has no room for that. None of them takes anything."""
+    model = deployment.serve(scheduled(models.cut("windows_of_several")))
+    client = Unary(deployment)
+    ids = {"sequence_id": np.array([[1], [2]], np.uint64), "sequence_control_input": np.array([[1], [1]], np.uint32)}
+    with pytest.raises(Refused, match=r"2 sequences.*input_windows.*a request for each"):
+        client.ask(model.name, {"AUDIO": np.zeros((2, 7), np.float32), "GAIN": np.ones((2, 1), np.float32), **ids}, {})
+    all_at_random(deployment, model, count=2)
+
+
 @every_scheduler
 def test_zeros_fill_up_the_last_window(deployment, by):
     model = scheduled(models.cut("windows_filled_up", 5, 3, says="AUDIO=5:pad"), by)
