@@ -139,10 +139,9 @@ def test_a_folder_that_can_not_be_written_is_tried_again(config, start):
 
 
 def test_a_status_names_the_user_s_files(config, start):
-    place(config.folder / "m" / "1" / "model.onnx", b"no model")
-    gateway = start(
-        "--config_path", config.write({"name": "m", "base_path": str(config.folder / "m"), "stateful": True})
-    )
-    [version] = gateway.get("/v1/models/m").json()["model_version_status"]
-    message = version["status"]["error_message"]
-    assert str(config.folder / "m" / "1") in message and str(repository_of(gateway)) not in message
+    entry = config.entry(models.work("m"))
+    place(config.folder / "m" / "2" / "model.onnx", b"no model")
+    gateway = start("--config_path", config.write(entry), NEVER)
+    versions = gateway.get("/v1/models/m").json()["model_version_status"]
+    [message] = [of["status"]["error_message"] for of in versions if of["version"] == "2"]
+    assert str(config.folder / "m" / "2") in message and str(repository_of(gateway)) not in message
