@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -110,6 +111,7 @@ def test_a_tritonserver_that_hangs_does_not_hold_up_the_end(managed):
     client, server = Predict(managed), managed.tritonserver()
     client.ask("m", fed(1), {"sequence_id": 42, "sequence_start": True})
     os.kill(server, signal.SIGSTOP)
+    eventually(lambda: is_stopped(server), bool)
     hangs = client.send("m", fed(1), {"sequence_id": 42})
     eventually(lambda: under_way(managed), lambda count: count == 1)
     asked = time.monotonic()
@@ -119,6 +121,12 @@ def test_a_tritonserver_that_hangs_does_not_hold_up_the_end(managed):
     with pytest.raises(Refused):
         hangs.answer()
     client.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """All of its threads: they stop one after the other."""
+    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    return set(states) == {"T"}
 
 
 def under_way(gateway) -> float:

@@ -326,7 +326,7 @@ def test_s26_a_request_that_is_cancelled_in_the_queue_changes_no_state(deploymen
     talk = StateSequence(connect(), model)
     talk.start(fed(1))
     busy = connect("stream")
-    busy.send(model.name, fed(0, work=1000), {"sequence_id": talk.sequence_id})
+    busy.send(model.name, fed(0, work=10000), {"sequence_id": talk.sequence_id})
     # the sequence has a request running, so this one is queued when its client leaves
     raw.take_back(deployment, model.name, {"state.SUM_IN": row(77, dtype=np.int64)}, {"sequence_id": talk.sequence_id})
     busy.reply()
