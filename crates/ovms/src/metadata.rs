@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::models::{Signature, TensorInfo};
 use crate::proto::tensorflow::serving::SignatureDefMap;
 use crate::proto::tensorflow::{DataType, SignatureDef, TensorInfo as TensorInfoProto};
+use crate::tensor::data_type::tensorflow;
 use crate::tensor::proto::shape_proto;
 
 /// The type of the message inside `GetModelMetadataResponse.metadata`.
@@ -24,7 +25,7 @@ pub fn signature_def_map(signature: &Signature) -> SignatureDefMap {
 
 /// TensorFlow's type of a tensor.
 pub fn data_type(info: &TensorInfo) -> DataType {
-    info.data_type.map_or(DataType::DtInvalid, |data_type| data_type.tensorflow())
+    info.data_type.map_or(DataType::DtInvalid, tensorflow)
 }
 
 fn protos(infos: &[TensorInfo]) -> BTreeMap<String, TensorInfoProto> {

@@ -70,7 +70,7 @@ impl Signature {
 
 impl TensorInfo {
     fn new(tensor: TensorMetadata) -> Self {
-        Self { data_type: DataType::from_triton(&tensor.datatype), name: tensor.name, shape: tensor.shape }
+        Self { data_type: DataType::from_protocol_name(&tensor.datatype), name: tensor.name, shape: tensor.shape }
     }
 }
 

@@ -87,6 +87,11 @@ impl DataType {
         if self == Self::Bytes { "BYTES" } else { self.name() }
     }
 
+    /// Reads a name as Triton's protocol has it (`FP32`).
+    pub fn from_protocol_name(name: &str) -> Option<Self> {
+        NAMES.iter().map(|(data_type, _)| *data_type).find(|data_type| data_type.protocol_name() == name)
+    }
+
     fn name(self) -> &'static str {
         NAMES.iter().find(|(data_type, _)| *data_type == self).map_or("?", |(_, name)| name)
     }
@@ -149,8 +154,10 @@ mod tests {
     fn names_read_back() {
         for (data_type, _) in NAMES {
             assert_eq!(DataType::from_config_name(&data_type.to_string()), Some(data_type));
+            assert_eq!(DataType::from_protocol_name(data_type.protocol_name()), Some(data_type));
         }
         assert_eq!(DataType::from_config_name("FP32"), None);
+        assert_eq!(DataType::from_protocol_name("STRING"), None);
         assert_eq!(DataType::from_config_name("TYPE_INVALID"), None);
     }
 }

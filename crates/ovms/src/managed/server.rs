@@ -214,10 +214,10 @@ fn address(port: u16) -> Result<Authority, String> {
 /// The program that was named, else the one in PATH, NVIDIA's image or the checkout that this program was built in.
 fn find_tritonserver(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(named) = named {
-        return match named.is_file() {
-            true => std::path::absolute(named).map_err(|error| format!("--tritonserver {}: {error}", named.display())),
-            false => Err(format!("--tritonserver {}: there is no such file", named.display())),
-        };
+        if !named.is_file() {
+            return Err(format!("--tritonserver {}: there is no such file", named.display()));
+        }
+        return std::path::absolute(named).map_err(|error| format!("--tritonserver {}: {error}", named.display()));
     }
     let path = env::var_os("PATH").unwrap_or_default();
     let in_path = env::split_paths(&path).map(|folder| folder.join("tritonserver"));
@@ -246,12 +246,10 @@ fn in_checkout(folder: &Path) -> Option<PathBuf> {
 fn find_backends(named: Option<&Path>) -> Result<PathBuf, String> {
     const LIBRARY: &str = "stateful/libtriton_stateful.so";
     if let Some(named) = named {
-        return match named.join(LIBRARY).is_file() {
-            true => {
-                std::path::absolute(named).map_err(|error| format!("--backend_directory {}: {error}", named.display()))
-            }
-            false => Err(format!("--backend_directory {}: there is no {LIBRARY} in it", named.display())),
-        };
+        if !named.join(LIBRARY).is_file() {
+            return Err(format!("--backend_directory {}: there is no {LIBRARY} in it", named.display()));
+        }
+        return std::path::absolute(named).map_err(|error| format!("--backend_directory {}: {error}", named.display()));
     }
     let beside = this_program().and_then(|program| Some(program.parent()?.parent()?.join("backends")));
     let image = PathBuf::from("/opt/tritonserver/backends");

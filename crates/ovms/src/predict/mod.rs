@@ -143,7 +143,7 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
         request.parameters.insert(TIMEOUT.to_owned(), InferParameter { parameter_choice });
     }
     for (name, tensor) in inputs {
-        let datatype = tensor.data_type.triton().to_owned();
+        let datatype = tensor.data_type.protocol_name().to_owned();
         request.inputs.push(InferInputTensor { name, datatype, shape: tensor.shape });
         request.raw_input_contents.push(tensor.content);
     }
@@ -175,7 +175,7 @@ fn prediction(
         if sequence.is_some() && is_special(&output.name) {
             answered_id = answered_id.or_else(|| content.first_chunk().copied().map(u64::from_le_bytes));
         } else if call.filter.is_empty() || call.filter.contains(&output.name) {
-            let data_type = DataType::from_triton(&output.datatype).ok_or_else(|| {
+            let data_type = DataType::from_protocol_name(&output.datatype).ok_or_else(|| {
                 let text = format!("output '{}' has type {}, which clients can't read", output.name, output.datatype);
                 Failure::new(Code::Unimplemented, text)
             })?;

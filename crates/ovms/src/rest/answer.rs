@@ -109,11 +109,8 @@ struct Values {
 
 impl Values {
     fn new(name: &str, tensor: &Tensor) -> Self {
-        let strings: Vec<Bytes> = if tensor.data_type == DataType::Bytes {
-            tensor.strings().into_iter().flatten().collect()
-        } else {
-            Vec::new()
-        };
+        let strings: Vec<Bytes> =
+            if tensor.data_type == DataType::Bytes { tensor.strings().collect() } else { Vec::new() };
         Self {
             data_type: tensor.data_type,
             content: tensor.content.clone(),

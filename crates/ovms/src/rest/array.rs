@@ -113,7 +113,7 @@ impl Elements {
         if self.data_type == DataType::Bytes {
             put_string(&mut self.content, string).map_err(E::custom)
         } else {
-            Err(E::custom(format_args!("a string instead of {}", self.data_type.triton())))
+            Err(E::custom(format_args!("a string instead of {}", self.data_type.protocol_name())))
         }
     }
 }
@@ -161,7 +161,7 @@ impl<'de> Visitor<'de> for Level<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an array or a value of type {}", self.elements.data_type.triton())
+        write!(f, "an array or a value of type {}", self.elements.data_type.protocol_name())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
@@ -221,6 +221,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tensor::data_type::from_tensorflow;
 
     fn parsed(data_type: DataType, json: &str) -> Result<Tensor, String> {
         let value: &RawValue = serde_json::from_str(json).unwrap();
@@ -285,7 +286,7 @@ mod tests {
 
         #[test]
         fn no_json_panics(json in "[\\[\\]{}0-9,.eE\"b64:-]{0,40}", number in 0..14_usize) {
-            let data_type = DataType::from_tensorflow([1, 2, 3, 4, 5, 6, 7, 9, 10, 14, 17, 19, 22, 23][number]).unwrap();
+            let data_type = from_tensorflow([1, 2, 3, 4, 5, 6, 7, 9, 10, 14, 17, 19, 22, 23][number]).unwrap();
             if let Ok(value) = serde_json::from_str::<&RawValue>(&json)
                 && let Ok(read) = tensor(data_type, value)
             {

@@ -1,14 +1,15 @@
 //! A tensor between the two protocols: its elements are one run of little-endian bytes, as in Triton's
 //! `raw_input_contents`.
 
-mod data_type;
+pub mod data_type;
 pub mod proto;
 #[cfg(test)]
 mod tests;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-pub use data_type::DataType;
+use rows::strings;
+pub use rows::tensor::DataType;
 
 use crate::failure::Failure;
 
@@ -29,27 +30,20 @@ impl Tensor {
         let tensor = Self { data_type, shape, content };
         let elements = element_count(&tensor.shape)
             .ok_or_else(|| format!("shape {:?} has a negative dimension or too many elements", tensor.shape))?;
-        let fits = match data_type.size() {
+        let fits = match data_type.byte_size() {
             Some(size) => elements.checked_mul(size) == Some(tensor.content.len()),
-            None => tensor.strings().map(Iterator::count) == Some(elements),
+            None => strings::count(&tensor.content) == Some(elements),
         };
         if fits {
             Ok(tensor)
         } else {
-            Err(format!("{} bytes for {:?} of {}", tensor.content.len(), tensor.shape, data_type.triton()))
+            Err(format!("{} bytes for {:?} of {}", tensor.content.len(), tensor.shape, data_type.protocol_name()))
         }
     }
 
-    /// The strings of a tensor of `BYTES`; none if a length doesn't fit.
-    pub fn strings(&self) -> Option<impl Iterator<Item = Bytes> + use<>> {
-        let mut strings = Vec::new();
-        let mut rest = self.content.clone();
-        while !rest.is_empty() {
-            let length = u32::from_le_bytes(*rest.first_chunk()?) as usize;
-            let end = length.checked_add(4).filter(|end| *end <= rest.len())?;
-            strings.push(rest.split_to(end).slice(4..));
-        }
-        Some(strings.into_iter())
+    /// The strings of a tensor of `BYTES`.
+    pub fn strings(&self) -> impl Iterator<Item = Bytes> {
+        strings::elements(&self.content).flatten().map(|string| self.content.slice_ref(string))
     }
 }
 

@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use tonic::Code;
 
+use super::data_type::{from_tensorflow, tensorflow};
 use super::{DataType, Tensor, element_count, put_string};
 use crate::failure::Failure;
 use crate::proto::tensorflow::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
@@ -44,13 +45,13 @@ impl Tensor {
         let wrong = |text: &str, details: String| {
             Failure::new(Code::InvalidArgument, format!("{text} - {details}; input name: {name}"))
         };
-        let data_type = DataType::from_tensorflow(proto.dtype)
+        let data_type = from_tensorflow(proto.dtype)
             .ok_or_else(|| wrong("Invalid input precision", format!("DataType {} is not supported", proto.dtype)))?;
         let shape = dimensions(proto.tensor_shape.as_ref());
         let elements =
             element_count(&shape).ok_or_else(|| wrong("Invalid input shape", format!("Actual: {shape:?}")))?;
 
-        let content = if let Some(size) = data_type.size() {
+        let content = if let Some(size) = data_type.byte_size() {
             if proto.tensor_content.is_empty() {
                 numbers(proto, data_type, elements, size, expansion)
                     .map_err(|details| wrong("Invalid number of values in tensor proto container", details))?
@@ -81,12 +82,12 @@ impl Tensor {
     /// The tensor as an output for a client: strings in `string_val`, all else in `tensor_content`.
     pub fn into_proto(self) -> TensorProto {
         let mut proto = TensorProto {
-            dtype: self.data_type.tensorflow() as i32,
+            dtype: tensorflow(self.data_type) as i32,
             tensor_shape: Some(shape_proto(&self.shape)),
             ..TensorProto::default()
         };
         if self.data_type == DataType::Bytes {
-            proto.string_val = self.strings().into_iter().flatten().collect();
+            proto.string_val = self.strings().collect();
         } else {
             proto.tensor_content = self.content;
         }
