@@ -62,13 +62,13 @@ pub struct StateMemory {
 }
 
 impl LiveSequences {
-    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`]. `let_go`:
+    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`]. `drop_state`:
     /// see [`LiveSequences::tick`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
         admissions: &[Admission],
-        mut let_go: impl FnMut(SlotId),
+        mut drop_state: impl FnMut(SlotId),
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
         let mut missing = None;
         let admitted = loop {
@@ -85,7 +85,7 @@ impl LiveSequences {
                 Err((over, Some(Shortage { slab_slots, wanted }))) if over.is_empty() => {
                     missing = self.add_slab(slab_slots, wanted).err();
                 }
-                Err((over, _)) => self.end(&over, &mut let_go),
+                Err((over, _)) => self.end(&over, &mut drop_state),
             }
         };
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, Refusal>, &Admission)| {

@@ -157,30 +157,30 @@ impl LiveSequences {
         self.table.lock().next_tick(instance, now)
     }
 
-    /// Ends sequences of an instance that have no request. `let_go`: see [`LiveSequences::tick`].
-    pub fn end_lanes(&self, instance: u32, over: &[Over], let_go: impl FnMut(SlotId)) {
+    /// Ends sequences of an instance that have no request. `drop_state`: see [`LiveSequences::tick`].
+    pub fn end_lanes(&self, instance: u32, over: &[Over], drop_state: impl FnMut(SlotId)) {
         let over = self.work(|table| {
             over.iter().for_each(|of| table.end_lane(instance, of.lane, of.expired));
             table.take_over(instance)
         });
-        self.end(&over, let_go);
+        self.end(&over, drop_state);
         self.publish();
     }
 
     /// Ends sequences of an instance that are over since its last turn: those that have been idle for too long, and those
-    /// that an idle instance proves to be over. `let_go` takes from the instance what it has of the state of one; then its
+    /// that an idle instance proves to be over. `drop_state` drops what the instance has of the state of one; then its
     /// slot is free. Returns when there may be something to do again.
-    pub fn tick(&self, instance: u32, let_go: impl FnMut(SlotId)) -> Instant {
+    pub fn tick(&self, instance: u32, drop_state: impl FnMut(SlotId)) -> Instant {
         let over = self.work(|table| {
             table.tick(instance, Instant::now());
             table.take_over(instance)
         });
-        self.end(&over, let_go);
+        self.end(&over, drop_state);
         self.table.lock().next_tick(instance, Instant::now())
     }
 
-    pub(super) fn end(&self, over: &[SlotId], mut let_go: impl FnMut(SlotId)) {
-        over.iter().for_each(|&slot| _ = panic::catch_and_log(|| let_go(slot)));
+    pub(super) fn end(&self, over: &[SlotId], mut drop_state: impl FnMut(SlotId)) {
+        over.iter().for_each(|&slot| _ = panic::catch_and_log(|| drop_state(slot)));
         self.work(|table| over.iter().for_each(|&slot| table.free(slot)));
     }
 

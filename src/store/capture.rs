@@ -1,5 +1,5 @@
-//! Reads what a run made of the state of one row, for a request of which more steps follow. The sequence keeps the state from
-//! before the request until the last of them.
+//! Reads what a run made of the state of one row whose request has more steps. The sequence keeps the state from before the
+//! request until the last step.
 
 use rows::tensor::{DataType, RowAt, StorageType};
 

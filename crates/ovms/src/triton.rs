@@ -46,9 +46,9 @@ impl Triton {
         Ok(Self { channel: endpoint.connect_lazy(), endpoint, http })
     }
 
-    /// Runs a model. Its `held` is given back when Triton has answered, or is dropped then if nobody waits any more: the call
-    /// is never taken back, and has no `grpc-timeout`. tritonserver 24.10 can crash when unary calls are cancelled, and
-    /// breaks the connection, with the requests of all clients, when a deadline passes.
+    /// Runs a model, and gives `held` back with the answer. If this future is dropped, the call goes on, and `held` is dropped
+    /// when Triton has answered. The call has no `grpc-timeout`. tritonserver 24.10 can crash when unary calls are cancelled,
+    /// and breaks the connection, with the requests of all clients, when a deadline passes.
     pub async fn infer<T: Send + 'static>(
         &self,
         request: ModelInferRequest,

@@ -41,8 +41,7 @@
 //!
 //! Rules:
 //! - The caller passes the time. Nothing here reads a clock.
-//! - Nothing here takes the state of a sequence that is over. Its slot stays in use until its instance has let go of the
-//!   state.
+//! - The slot of a sequence that is over stays in use until its instance has dropped the state.
 //! - The cost of an operation does not grow with the number of live sequences or of ids with a held request, except when
 //!   an instance is removed.
 //!

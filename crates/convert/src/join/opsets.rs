@@ -81,7 +81,7 @@ const CHANGES: &[(i64, &[&str], Change)] = &[
     (24, &["Attention"], Change::OneOutput),
 ];
 
-/// Why a graph keeps its version: what is in the way, and of which node.
+/// What keeps a graph at its version, and the node that does.
 #[derive(Debug)]
 pub struct Kept {
     pub node: Option<String>,

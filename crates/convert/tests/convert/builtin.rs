@@ -12,7 +12,7 @@ use stateful_convert::{builtin, recordings};
 
 use crate::common::runtime;
 
-/// Larger than the difference from kaldi-native-fbank, most of which its own rounding in 32 bits makes.
+/// Kaldi-native-fbank rounds to 32 bits, which makes most of the difference from it.
 const KALDI_BOUND: f64 = 3e-4;
 
 /// An array of floats.

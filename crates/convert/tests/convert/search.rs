@@ -38,7 +38,7 @@ pub fn encoder(input: &str, output: &str, shape: &str) -> Build {
     }
 }
 
-/// Logits of `[…, 8]`, of which the blank has about every second frame.
+/// Adds logits of `tokens` tokens. `often` is added to the blank's, so that it wins about every second frame.
 fn with_logits(build: Build, input: &str, output: &str, blank: i64, tokens: i64, often: f32) -> Build {
     let bias: Vec<f32> = (0..tokens).map(|token| if token == blank { often } else { 0.0 }).collect();
     build

@@ -141,7 +141,7 @@ impl Managed {
         }
     }
 
-    /// Runs to its end even if nobody waits for it.
+    /// Goes on if this future is dropped.
     async fn update(&self, asked: bool) -> Update {
         let inner = self.0.clone();
         let update = tokio::spawn(async move { inner.update(asked).await }).await;
@@ -150,7 +150,7 @@ impl Managed {
 }
 
 impl Inner {
-    /// `asked`: by a client, so that what has failed is tried again.
+    /// `asked`: a client has asked for it, so loads that failed are tried again.
     async fn update(&self, asked: bool) -> Update {
         let mut models = self.models.lock().await;
         let source = self.source.clone();

@@ -204,7 +204,7 @@ mod tests {
     fn a_request_that_is_too_large_for_triton_is_refused() {
         let call = Call { name: "m", version: None, deadline: None, specials: Ok(Specials::default()), filter: &[] };
         let signature = Signature { version: 1, inputs: Vec::new(), outputs: Vec::new(), special_shape: None };
-        // Pages that nobody touches take no memory.
+        // Zeros that are only read take no memory.
         let content = Bytes::from(vec![0; 1 << 30]);
         let tensor = Tensor { data_type: DataType::Uint8, shape: vec![1 << 30], content };
         let inputs = |count| (0..count).map(|at| (at.to_string(), tensor.clone())).collect();

@@ -16,8 +16,9 @@
 //! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
 //!   wait for its last one.
 //! - The caller passes the time. Nothing here reads a clock.
-//! - No operation takes longer with more sequences that have a place, but for those of a kind: [`Scheduler::take`] with
-//!   those whose last run failed, and removing a sequence that waits for a place with those that wait.
+//! - No operation takes longer with more sequences that have a place. Two take longer with more sequences of a kind:
+//!   [`Scheduler::take`] with those whose last run failed, and removing a sequence that waits for a place with those that
+//!   wait.
 //!
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 

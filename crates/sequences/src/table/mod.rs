@@ -148,7 +148,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 
     /// Makes room for the STARTs among these requests: ends those that they replace, and sequences that core has dropped, if
-    /// the capacity is used up. The caller lets go of them ([`Sequences::take_over`]) and calls again.
+    /// the capacity is used up. The caller drops their states ([`Sequences::take_over`]) and calls again.
     /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
     /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
     /// it, STARTs that find no slot are refused.
@@ -245,8 +245,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.leavings)
     }
 
-    /// Takes back the slot of an admitted request, whose instance has let go of the state if the request has END. Returns whether the request must be held ([`Sequences::hold`]).
-    /// Otherwise the caller must release it next, and core can then send the sequence's next request.
+    /// Takes back the slot of an admitted request. If the request has END, its instance has dropped the state. Returns whether
+    /// the request must be held ([`Sequences::hold`]). Otherwise the caller must release it next, and core can then send the
+    /// sequence's next request.
     ///
     /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
@@ -327,13 +328,13 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes the slots of the sequences of an instance that are over, for the instance to let go of their states. Nothing
-    /// else finds these sequences any more. Their slots are in use until [`Sequences::free`].
+    /// Takes the slots of the sequences of an instance that are over, so that the instance drops their states. Nothing else
+    /// finds these sequences any more. Their slots are in use until [`Sequences::free`].
     pub fn take_over(&mut self, instance: u32) -> Vec<SlotId> {
         self.records.instances.get_mut(&instance).map(|of| std::mem::take(&mut of.over)).unwrap_or_default()
     }
 
-    /// Frees the slot of a sequence that is over, whose instance has let go of its state.
+    /// Frees the slot of a sequence that is over and whose state is dropped.
     pub fn free(&mut self, slot: SlotId) {
         self.records.free(slot);
     }

@@ -273,7 +273,7 @@ impl World {
         self.looks = 0;
         self.table.begin_payload(0, self.now);
         self.table.prepare(0, &admissions, self.now);
-        self.let_go();
+        self.drop_states();
         while let Some(shortage) = self.table.prepare(0, &admissions, self.now) {
             assert_eq!(self.table.add_slab((), shortage.slab_slots, shortage.wanted), None);
         }
@@ -301,8 +301,8 @@ impl World {
         self.release();
     }
 
-    /// The instance lets go of the sequences that are over, as it does in each turn.
-    fn let_go(&mut self) {
+    /// The instance drops the states of the sequences that are over, as it does in each turn.
+    fn drop_states(&mut self) {
         self.table.take_over(0).into_iter().for_each(|slot| self.table.free(slot));
     }
 
@@ -376,7 +376,7 @@ impl World {
         }
         self.now += time;
         self.table.tick(0, self.now);
-        self.let_go();
+        self.drop_states();
         if self.release() {
             self.looks = 0;
         }

@@ -59,7 +59,7 @@ pub(super) struct Instance {
     /// The latest payload with an END. Core may give the slot of an END that is in flight to another sequence, and then
     /// keeps the START of that one behind it.
     pub last_end: u64,
-    /// Sequences that are over, and whose states the instance has not let go of yet.
+    /// Sequences that are over, and whose states the instance has not dropped yet.
     pub over: Vec<SlotId>,
     /// Sequences that wait for a request, and since when. The one that has waited the longest is first.
     idle: LinkedHashMap<SlotId, Instant>,
@@ -193,7 +193,7 @@ impl<S, C, H> Records<S, C, H> {
         matches!(record.phase, Phase::Waiting) && record.released_by.max(watermark.lost()) <= watermark.passed()
     }
 
-    /// Ends the sequence in this slot. Without a state, the slot is free now; otherwise its instance lets go of the state
+    /// Ends the sequence in this slot. Without a state, the slot is free now; otherwise its instance drops the state
     /// first ([`super::Sequences::take_over`]). Releases a held request.
     pub fn end(&mut self, slot: SlotId, expired: bool) {
         let Some(record) = self.pool.record_mut(slot) else { return };
@@ -240,8 +240,8 @@ impl<S, C, H> Records<S, C, H> {
         (dropped.noted_in <= of.watermark.passed() && now >= dropped.idle_since + limit).then_some(slot)
     }
 
-    /// When an instance may have a sequence that expires or that it has to let go of, or when a look at it may prove that
-    /// core has sent everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
+    /// When an instance may have a sequence that expires, or a state to drop, or when a look at it may prove that core has sent
+    /// everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
     pub fn next_tick(&self, instance: u32, now: Instant, needs_proof: bool) -> Instant {
         let Policy { idle_limit, dropped_after, .. } = self.policy;
         let Some(Instance { watermark, over, idle, dropped, .. }) = self.instances.get(&instance) else {

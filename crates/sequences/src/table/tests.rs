@@ -34,8 +34,8 @@ fn add_slabs(table: &mut Table) {
     }
 }
 
-/// Lets go of the sequences of an instance that are over, as it does in each turn.
-fn let_go(table: &mut Table, instance: u32) {
+/// Drops the states of the sequences of an instance that are over, as it does in each turn.
+fn drop_states(table: &mut Table, instance: u32) {
     table.take_over(instance).into_iter().for_each(|slot| table.free(slot));
 }
 
@@ -44,7 +44,7 @@ fn admit_all(table: &mut Table, admissions: &[Admission], now: Instant) -> Vec<R
     let instance = admissions[0].key.instance;
     table.begin_payload(instance, now);
     table.prepare(instance, admissions, now);
-    let_go(table, instance);
+    drop_states(table, instance);
     while let Some(Shortage { slab_slots, wanted }) = table.prepare(instance, admissions, now) {
         assert_eq!(table.add_slab((), slab_slots, wanted), None);
     }
@@ -91,7 +91,7 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
     }
 }
 
-/// Releases the requests that the table lets go. Returns how many.
+/// Releases the requests that the table no longer holds. Returns how many.
 fn confirm(table: &mut Table, now: Instant) -> usize {
     let (released, releasing): (Vec<_>, Vec<_>) = table.take_released().into_iter().unzip();
     table.have_been_released(releasing, now);
@@ -101,7 +101,7 @@ fn confirm(table: &mut Table, now: Instant) -> usize {
 /// Returns the number of held requests that the tick releases.
 fn tick(table: &mut Table, now: Instant) -> usize {
     table.tick(0, now);
-    let_go(table, 0);
+    drop_states(table, 0);
     confirm(table, now)
 }
 
@@ -128,7 +128,7 @@ fn a_sequence_keeps_its_slot_until_its_end() {
 }
 
 #[test]
-fn the_slot_of_a_sequence_that_is_over_is_in_use_until_its_instance_has_let_go_of_the_state() {
+fn the_slot_of_a_sequence_that_is_over_is_in_use_until_its_instance_has_dropped_the_state() {
     let (mut table, now) = (table(1), Instant::now());
     let slot = step(&mut table, 7, true, false, now).unwrap();
     (1..=LOOKS).for_each(|look| table.tick(0, now + IDLE + QUIET / LOOKS * look));
