@@ -43,6 +43,11 @@ pub enum VerifyError {
     NoRows(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
     Nothing(String),
+    #[error(
+        "the comparison says nothing: output '{0}' had no element in any chunk; give inputs longer axes, as in \
+         --compare-with stft.audio@1=512"
+    )]
+    Empty(String),
 }
 
 /// A model to run. One in memory has no weights in files of their own.

@@ -235,7 +235,7 @@ fn raised_nodes_answer_as_before() {
         (10, 11, x().node(float(node("Clip", "x", "y"), "min", 0.25))),
         (10, 13, x().node(float(node("Clip", "x", "y"), "max", 0.25))),
         (10, 11, x().node(float(node("Pad", "x", "y").with_ints("pads", &[0, 1, 0, 0, 0, 2]), "value", 3.0))),
-        (9, 10, x().node(node("Slice", "x", "y").with_ints("starts", &[1]).with_ints("ends", &[-1]))),
+        (9, 10, x().node(node("Slice", "x", "y").with_ints("starts", &[0, 1]).with_ints("ends", &[9, -1]))),
         (9, 11, index(x()).node(node("Scatter", "x at new", "y").with_int("axis", 2))),
         (17, 20, waves.node(node("DFT", "x", "y"))),
         (16, 20, grid.node(with_text(node("GridSample", "x gs", "y"), "mode", "bilinear"))),

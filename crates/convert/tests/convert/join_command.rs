@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use serde_json::Value;
+use stateful_convert::builtin;
 use stateful_convert::onnx::schema::{StringStringEntryProto, tensor_proto::DataLocation};
 use stateful_convert::onnx::{read, write};
 
@@ -78,6 +79,23 @@ fn what_is_wrong_is_said_before_anything_is_written() {
     assert!(text(&done.stderr).contains("head.onnx belongs to the model"), "{}", text(&done.stderr));
     let one = command(&["join", path(&folder.join("head.onnx")), "--dry-run"]);
     assert!(!one.status.success());
+}
+
+#[test]
+fn a_comparison_of_outputs_without_elements_is_refused() {
+    let folder = folder();
+    let [forth, back] = ["stft", "istft"].map(|name| {
+        let file = folder.join(format!("{name}.onnx"));
+        fs::write(&file, write(&builtin(name, &[]).unwrap())).unwrap();
+        file
+    });
+    let arguments = ["join", path(&forth), path(&back), "--dry-run"];
+    let done = command(&arguments);
+    let expected = "the comparison says nothing: output 'istft.audio' had no element in any chunk; give inputs longer axes, \
+                    as in --compare-with stft.audio@1=512; nothing was written";
+    assert!(!done.status.success() && text(&done.stderr).contains(expected), "{}", text(&done.stderr));
+    let done = command(&[&arguments[..], &["--compare-with", "stft.audio@1=512"]].concat());
+    assert!(done.status.success(), "{}", text(&done.stderr));
 }
 
 #[test]
