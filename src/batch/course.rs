@@ -1,12 +1,11 @@
-//! The steps of a request of a model with `input_windows`: how many it makes, the window that each one reads, and what the
-//! earlier ones have left.
+//! The steps of a request of a model with `input_windows`: how many there are, which window each reads, and the outputs so
+//! far.
 //!
-//! The elements that a request brings go behind those that the sequence had left over. Each step reads the next window.
-//! [`super::stepping`] has what a row does with it.
+//! A request's elements follow those that the sequence has left over. [`super::stepping`] moves a row from one step to the
+//! next.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve};
@@ -35,8 +34,6 @@ pub struct Course {
     cuts: Vec<Cut>,
     /// The outputs of the steps that have been made.
     pub(super) outputs: Gathering,
-    /// It is not to go on after this time.
-    pub deadline: Option<Instant>,
     /// When the first step began.
     pub began: Option<Times>,
     /// Pays for the states that the row carries.
@@ -99,7 +96,7 @@ impl Course {
     /// then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window has left a context.
     pub(super) fn new(
         binding: &Binding,
-        request: &mut Request,
+        request: &Request,
         kept: &[Vec<u8>],
         ends: bool,
         is_first: bool,
@@ -133,8 +130,7 @@ impl Course {
         Ok((course, left))
     }
 
-    /// What the request would carry for its next step: the position of each input, and its elements; none if the step
-    /// reads what the request brings.
+    /// The windows of the next step, each with the position of its input; none if the step reads the request's own inputs.
     pub(super) fn windows(&self) -> impl Iterator<Item = Result<(usize, HeldInput), RequestError>> {
         self.cuts.iter().map(|cut| Ok((cut.position, cut.window(self.made)?)))
     }
@@ -143,14 +139,12 @@ impl Course {
 impl Cut {
     /// Puts what a request brings behind what was left over. `fills_up`: zeros follow, up to one more window.
     fn new(
-        request: &mut Request,
+        request: &Request,
         (input, bound, window): (&BoundInput, &RequestInput, BoundWindow),
         of: &Division,
         kept: &[u8],
         fills_up: bool,
     ) -> Result<Self, RequestError> {
-        let not_copied = |error| InputError::not_copied(&input.name, error);
-        request.copy_input(bound.position).map_err(not_copied)?;
         let missing = || InputError::Missing(input.name.clone());
         let sent = request.input(bound.position).ok_or_else(missing)?;
         let all = of.kept + of.brought;

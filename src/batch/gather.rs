@@ -227,7 +227,7 @@ fn controls(
             BoundControl::Flag { flag, no, yes } => {
                 let says_yes = match flag {
                     Flag::Start => row.starts_for_model(),
-                    Flag::End => row.end,
+                    Flag::End => row.end && !row.state.is_partial,
                     Flag::Ready => true,
                 };
                 value.copy_from_slice(if says_yes { yes } else { no });

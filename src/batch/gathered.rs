@@ -1,5 +1,7 @@
 //! The outputs of the steps of a request, put together for its answer.
 
+use std::borrow::Cow;
+
 use rows::tensor::{DataType, Dims};
 use rows::{reserve, strings};
 
@@ -61,7 +63,7 @@ impl Gathering {
             let (dims, bytes) = (together.dims(self.steps), together.bytes()?);
             let RowOutput { name, data_type, .. } = &together.first;
             let memory = response.output(name, *data_type, &dims, bytes.len())?;
-            deliver(&name.to_string_lossy(), memory, std::iter::once(bytes.as_slice()))?;
+            deliver(&name.to_string_lossy(), memory, std::iter::once(&*bytes))?;
         }
         Ok(())
     }
@@ -123,12 +125,10 @@ impl Together {
         dims
     }
 
-    fn bytes(&self) -> Result<Vec<u8>, RequestError> {
+    fn bytes(&self) -> Result<Cow<'_, [u8]>, RequestError> {
         let first = &self.first.bytes;
         if self.others.is_empty() {
-            let mut bytes = reserve(first.len())?;
-            bytes.extend_from_slice(first);
-            return Ok(bytes);
+            return Ok(Cow::Borrowed(first));
         }
         let outer = self.outer();
         let pieces = |bytes: &[u8]| {
@@ -147,13 +147,13 @@ impl Together {
                 bytes.extend_from_slice(step.get(cut[piece].clone()).unwrap_or_default());
             }
         }
-        Ok(bytes)
+        Ok(Cow::Owned(bytes))
     }
 }
 
 /// Where each of `outer` parts with as many strings is in the bytes of strings.
 fn string_pieces(bytes: &[u8], outer: usize) -> Vec<std::ops::Range<usize>> {
-    let lengths: Vec<usize> = strings::elements(bytes).map(|of| of.map_or(0, <[u8]>::len) + 4).collect();
+    let lengths: Vec<usize> = strings::elements(bytes).map(|of| strings::written_bytes(of.into_iter())).collect();
     let each = lengths.len() / outer.max(1);
     let mut from = 0;
     let piece = |piece: usize| {

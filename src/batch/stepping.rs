@@ -1,7 +1,7 @@
 //! What a row does between the steps of its request.
 //!
 //! Until the last step, the row carries the state itself ([`Row::carry`]), and the sequence keeps the one from before the
-//! request. So a request that does not come to its end has changed nothing.
+//! request. So a request that fails or is cancelled between two steps changes nothing.
 
 use std::time::Instant;
 
@@ -18,9 +18,8 @@ impl Row {
     /// Divides what the request brings into windows, and gives the row the first one. `extras`: what its sequence keeps.
     pub fn open_course(&mut self, binding: &Binding, extras: Extras) -> Result<(), RequestError> {
         let is_first = self.state.is_first;
-        let (mut course, left) = Course::new(binding, &mut self.request, &extras.left, self.end, is_first)?;
+        let (course, left) = Course::new(binding, &self.request, &extras.left, self.end, is_first)?;
         self.extras = Some(Box::new(Extras { left, ..extras }));
-        course.deadline = self.deadline;
         self.course = Some(Box::new(course));
         self.set_window()
     }
@@ -55,8 +54,7 @@ impl Row {
 
     /// Whether its time is over, between two steps.
     pub fn is_overdue(&self, now: impl FnOnce() -> Instant) -> bool {
-        let deadline = self.course.as_ref().and_then(|course| course.deadline);
-        self.is_under_way() && deadline.is_some_and(|deadline| deadline <= now())
+        self.is_under_way() && self.deadline.is_some_and(|deadline| deadline <= now())
     }
 
     /// A response for the outputs of its next step.

@@ -37,7 +37,7 @@ pub enum RequestError {
     )]
     Overdue,
     /// The client no longer wants the answer.
-    #[error("the request was cancelled before it ran; the state of its sequence is as it was before")]
+    #[error("the request was cancelled before it had run; the state of its sequence is as it was before")]
     Cancelled,
 }
 

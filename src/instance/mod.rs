@@ -115,7 +115,7 @@ impl Instance {
     /// Makes the answers of a payload. The caller settles, sends and releases them. If a panic drops requests, they are not
     /// in the result: they have been answered and released.
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
-        self.make_answers(requests.len(), |of, times, answered| {
+        self.make_answers(requests.len(), |of, mut times, answered| {
             let rows = of.decode(requests);
             let mut rows = of.begin(rows, times, answered);
             loop {
@@ -123,6 +123,8 @@ impl Instance {
                 if rows.is_empty() {
                     return;
                 }
+                // The statistics of a run count from its own step.
+                times = Times::starting_at(monotonic_ns());
             }
         })
     }

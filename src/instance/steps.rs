@@ -59,7 +59,7 @@ impl Instance {
     }
 
     /// Divides what rows bring into windows. Answers those that make no step.
-    pub(super) fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+    fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !self.model.binding.is_cut() {
             return rows;
         }
@@ -83,31 +83,32 @@ impl Instance {
     /// Keeps what a request brings that makes no step, and answers it.
     fn answer_without_step(&mut self, row: &mut Row) -> Result<Response, RequestError> {
         let response = empty_response(&self.model.binding, row)?;
-        let asked = row.asked.take();
         let slot = row.state.lease.as_ref().map(Lease::slot);
         if let Some(slot) = slot.filter(|_| !row.state.discards) {
             let (given, contexts) = (std::mem::take(&mut row.state.given), std::mem::take(&mut row.state.contexts));
             let extras = row.extras.take().map(|extras| *extras);
             self.apply(row, slot, Change { given, contexts, extras })?;
         }
-        if let Some(asked) = &asked {
-            self.answer_reads(row, asked, &response)?;
+        if let Some(asked) = row.asked.take() {
+            let read = panic::catch_result(|| self.answer_reads(row, &asked, &response));
+            // It may have a postponed END.
+            row.asked = Some(asked);
+            read?;
         }
         row.state.lease.iter_mut().for_each(Lease::advance);
-        row.asked = asked;
         Ok(response)
     }
 
     /// Refuses rows between two steps whose client has gone, or whose time is over.
-    pub(super) fn check_under_way(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+    fn check_under_way(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !rows.iter().any(Row::is_under_way) {
             return rows;
         }
-        self.sift(rows, times, answered, |_, row| match row {
-            row if !row.is_under_way() => Ok(None),
-            row if row.request.is_cancelled() => Err(RequestError::Cancelled),
-            row if row.is_overdue(Instant::now) => Err(RequestError::Overdue),
-            _ => Ok(None),
+        self.sift(rows, times, answered, |_, row| {
+            if row.is_under_way() && row.request.is_cancelled() {
+                return Err(RequestError::Cancelled);
+            }
+            if row.is_overdue(Instant::now) { Err(RequestError::Overdue) } else { Ok(None) }
         })
     }
 
@@ -117,6 +118,9 @@ impl Instance {
         batch: &mut [Row],
         responses: Vec<Result<Response, RequestError>>,
     ) -> Vec<Result<Response, RequestError>> {
+        if !self.model.binding.is_cut() {
+            return responses;
+        }
         let gather = |(row, response): (&mut Row, Result<Response, RequestError>)| {
             panic::catch_result(|| row.gather_step(&self.model.binding, response?))
         };

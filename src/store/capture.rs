@@ -1,5 +1,5 @@
-//! Reads what a run made of the state of one row whose request has more steps. The sequence keeps the state from before the
-//! request until the last step.
+//! Reads the new state of one row after a run, if its request has steps left. Until the last step, the sequence keeps its
+//! state from before the request.
 
 use rows::tensor::{DataType, RowAt, StorageType};
 

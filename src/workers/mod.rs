@@ -397,10 +397,9 @@ impl Shared {
         let Batch { mut finished, left, settled } = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
         if finished.len() + left.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
-            let is_there =
-                |lane: u32| finished.iter().map(|of| of.lane).chain(left.iter().map(|of| of.0)).any(|of| of == lane);
-            let is_dropped = |lane: &&u32| !is_there(**lane);
-            let dropped: Vec<_> = lanes.iter().filter(is_dropped).map(|&lane| Over { lane, expired: false }).collect();
+            let seen: Vec<u32> = finished.iter().map(|of| of.lane).chain(left.iter().map(|of| of.0)).collect();
+            let dropped = lanes.iter().filter(|lane| !seen.contains(lane));
+            let dropped: Vec<_> = dropped.map(|&lane| Over { lane, expired: false }).collect();
             panic::catch_and_log(|| instance.end(&dropped));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }

@@ -1,8 +1,6 @@
 """Requests of several steps (`input_windows`): whole or not at all, and without making others wait. The calls of the State
 API between two of them, in the middle of a window."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -160,15 +158,17 @@ def test_a_clone_of_a_sequence_under_way_has_the_state_behind_the_whole_request(
     model = served(deployment, "windows_clone_of_busy")
     talk, clone = talk_of(deployment, model), talk_of(deployment, model, seed=2)
     talk.ask(3, start=True)
-    inputs = talk.draw(20_000)
-    call = Unary(deployment).send(model.name, inputs, {"sequence_id": talk.sequence_id})
-    time.sleep(0.05)
-    of_clone = clone.draw(6)
+    inputs, of_clone = talk.draw(20_000), clone.draw(6)
+    # Only a stream keeps the order of requests that wait for no answer.
+    stream = Stream(deployment)
+    long = stream.send(model.name, inputs, {"sequence_id": talk.sequence_id})
     start = {"sequence_id": clone.sequence_id, "sequence_start": True, "clone_of": talk.sequence_id}
-    came = clone.client.ask(model.name, of_clone, start)
-    checked(talk, call.answer(), inputs)
+    begins = stream.send(model.name, of_clone, start)
+    replies = stream.all_replies(2)
+    stream.close()
+    checked(talk, replies[long], inputs)
     clone.oracle = talk.oracle.copy()
-    checked(clone, came, of_clone)
+    checked(clone, replies[begins], of_clone)
     for one in (talk, clone):
         one.ask(9, end=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness import models
 from harness.conversations import together
-from harness.model import Model, Tensor
+from harness.model import Control, Model, Tensor
 from harness.models.windows import FAILS
 from harness.raw import PROTOCOLS, Refused, Unary
 from harness.refusals import refused
@@ -49,6 +49,17 @@ def all_at_random(deployment, model: Model, cuts=AUDIO, count: int = 8, **how) -
 @pytest.mark.parametrize("context", [0, 3])
 def test_requests_of_any_length_give_what_windows_give(deployment, by, context):
     all_at_random(deployment, scheduled(models.cut(f"windows_after_{context}", 5, context), by))
+
+
+def test_an_input_for_end_says_so_in_the_last_step_only(deployment):
+    cut = models.cut("windows_told_of_the_end")
+    ends = Control("GAIN", "CONTROL_SEQUENCE_END", "fp32", (0, 1))
+    model = dataclasses.replace(cut, inputs=cut.inputs[:1], controls=(ends,))
+    model = deployment.serve(scheduled(model, OLDEST))
+    audio = np.arange(15, dtype=np.float32)[None]
+    alone = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    answer = Unary(deployment).ask(model.name, {"AUDIO": audio}, alone)
+    assert answer.outputs["TOTAL"].ravel().tolist() == [0, 0, 10 + 11 + 12 + 13 + 14]
 
 
 def test_a_request_of_several_sequences_is_refused(deployment):
@@ -93,7 +104,7 @@ def test_every_protocol_carries_any_length(deployment, protocol):
 
 @every_scheduler
 def test_an_end_drops_what_is_left_and_says_so(deployment, by):
-    model = deployment.serve(scheduled(models.cut("windows_ended"), by))
+    model = deployment.serve(scheduled(models.cut("windows_told_of_the_end"), by))
     [talk] = talks(deployment, model, 1)
     talk.ask(4, start=True)
     assert talk.ask(4, end=True).parameters == {"steps": 1, "left": 3, **said_id(talk, by)}
@@ -191,14 +202,10 @@ def test_the_first_window_can_be_whole(deployment):
         ("axis", {"says": "AUDIO=5@2"}, ["input_windows", "axis 2"]),
         ("length", {"says": "AUDIO=4"}, ["input_windows", "AUDIO=4", "[-1, 8]", "7"]),
         ("zero", {"says": "AUDIO=0"}, ["input_windows", "1 or more"]),
-        ("optional", {"more": ""}, ["max_steps_per_request", "input_windows"]),
     ],
 )
 def test_what_does_not_fit_is_refused_at_load(deployment, name, model, words):
     cut = models.cut(f"refused_windows_{name}", 5, 3, **model)
-    if "max_steps_per_request" in words:
-        cut = cut.with_parameters(cut.name, input_windows=None, max_steps_per_request=3)
-        cut = dataclasses.replace(cut, parameters={k: v for k, v in cut.parameters.items() if v != "None"})
     refused(deployment, cut, *words)
 
 

@@ -12,7 +12,7 @@ use crate::onnx::TensorInfo;
 /// Bytes that the outputs of a request may have together, unless `max_steps_per_request` allows more.
 const MOST_ANSWER_BYTES: usize = 256 << 20;
 
-/// What a request of a model with windows may make.
+/// How many steps a request may make, and how many bytes their outputs may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MostSteps {
     /// Most steps.

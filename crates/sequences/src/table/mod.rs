@@ -256,7 +256,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
         match outcome {
-            Outcome::Advanced => record.good.requests += u32::from(!started),
+            Outcome::Advanced => record.good.requests = record.good.requests.saturating_add(u32::from(!started)),
             Outcome::RunFailed => record.good = Good { requests: 0, since: now },
             Outcome::Failed | Outcome::Lost => {}
         }
