@@ -16,7 +16,7 @@ const CONFIGURATION: &str = "backend: \"stateful\"\ninstance_group [ { kind: KIN
 /// Writes a built-in graph: filter banks of speech, or a Fourier transform
 #[derive(Args)]
 pub struct GraphArguments {
-    /// The graph: fbank:kaldi, mel:nemo, stft or istft
+    /// The graph: fbank:kaldi, mel:nemo, stft, istft, irfft or overlap_add
     #[arg(value_name = "GRAPH")]
     graph: String,
     /// Options of the graph, such as num_mel_bins=40; docs/convert.md lists them

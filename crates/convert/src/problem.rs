@@ -32,7 +32,7 @@ pub enum Problem {
     Name(PathBuf),
     #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
     States(String),
-    #[error("--states: every input of the model is one of the states {0}, so requests would carry nothing")]
+    #[error("every input of the model is one of the states {0}, so requests would carry nothing")]
     NothingToCarry(String),
     #[error(
         "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"

@@ -15,6 +15,9 @@ use crate::common::runtime;
 /// Kaldi-native-fbank rounds to 32 bits, which makes most of the difference from it.
 const KALDI_BOUND: f64 = 3e-4;
 
+/// NeMo's are those of its definition in 64 bits.
+const NEMO_BOUND: f64 = 1e-4;
+
 /// An array of floats.
 #[derive(Clone, Debug, PartialEq)]
 struct Array {
@@ -196,7 +199,7 @@ fn features_of_a_recording_in_random_chunks_are_those_of_kaldi_and_nemo() {
     assert_eq!(references.len(), 7);
     for (name, reference) in references {
         let (kind, options) = name.split_once(' ').unwrap_or((&name, ""));
-        let kind = if kind == "kaldi" { "fbank:kaldi" } else { "mel:nemo" };
+        let (kind, bound) = if kind == "kaldi" { ("fbank:kaldi", KALDI_BOUND) } else { ("mel:nemo", NEMO_BOUND) };
         let mut graph = Graph::new(kind, &options.split_whitespace().collect::<Vec<_>>());
         let mut next = random(1);
         let features = graph.stepped(&audio, || next(20_000)).remove("features").unwrap();
@@ -207,7 +210,7 @@ fn features_of_a_recording_in_random_chunks_are_those_of_kaldi_and_nemo() {
         let frames: Vec<Array> =
             frames.into_iter().map(|frame| Array { dims: vec![1, frame.values.len()], ..frame }).collect();
         let difference = Array::joined(&frames, 0).largest_difference(&reference);
-        assert!(difference < KALDI_BOUND, "{name}: {difference}");
+        assert!(difference < bound, "{name}: {difference}");
     }
 }
 
@@ -286,11 +289,9 @@ fn a_spectrum_gives_back_the_samples_that_it_was_made_of() {
             assert!(difference < 1e-5 || name == "phase", "{options:?}: {difference} in {name}");
         }
         let answer = back.stepped(&spectra, || next(9)).remove("audio").unwrap();
-        let delay = frame.div_ceil(hop) * hop - hop;
-        let shift = delay - (frame.div_ceil(hop) * hop - frame);
+        let shift = frame - hop;
         let difference = answer.part(1, shift, length).largest_difference(&audio.part(1, 0, length - shift));
         assert!(difference < 1e-5, "{options:?}: {difference} after {shift} samples");
-        assert_eq!(shift, frame - hop);
     }
 }
 
