@@ -104,7 +104,7 @@ def test_every_protocol_carries_any_length(deployment, protocol):
 
 @every_scheduler
 def test_an_end_drops_what_is_left_and_says_so(deployment, by):
-    model = deployment.serve(scheduled(models.cut("windows_told_of_the_end"), by))
+    model = deployment.serve(scheduled(models.cut("windows_ended"), by))
     [talk] = talks(deployment, model, 1)
     talk.ask(4, start=True)
     assert talk.ask(4, end=True).parameters == {"steps": 1, "left": 3, **said_id(talk, by)}

@@ -1,6 +1,6 @@
 //! One model from the parts of several: versions, metadata, functions, weights and names.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::error::JoinError;
 use super::part::{Read, is_onnx, set_opset};
@@ -128,25 +128,30 @@ pub fn add_initial_state(model: &mut ModelProto, state: Option<InitialState>) {
     model.metadata_props.push(StringStringEntryProto { key: Some(INITIAL_STATES.to_owned()), value: Some(text) });
 }
 
-/// Adds a graph whose names are new. Inputs that other graphs give are left out.
-pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
+/// Takes the graph of a part, with new names. Inputs that other graphs give are left out.
+pub fn take_graph(part: &mut Read, names: &Names) -> GraphProto {
     let mut graph = std::mem::take(&mut part.graph);
     if !part.folder.is_empty() {
         move_weights(&mut graph, &part.folder);
     }
-    let wired: HashSet<&String> = names.tensors.keys().collect();
     // A default value has no effect where a wire is.
-    graph.input.retain(|input| !wired.contains(&input.name().to_owned()));
-    graph.initializer.retain(|tensor| !wired.contains(&tensor.name().to_owned()));
-    let passed_on: Vec<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
-    let mut outputs = std::mem::take(&mut graph.output);
+    graph.input.retain(|input| !names.tensors.contains_key(input.name()));
+    graph.initializer.retain(|tensor| !names.tensors.contains_key(tensor.name()));
     names.rename(&mut graph);
+    graph
+}
+
+/// Adds a graph whose names are new.
+pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
+    let mut outputs = std::mem::take(&mut part.graph.output);
+    let passed_on: Vec<String> = outputs.iter().map(|output| output.name().to_owned()).collect();
+    let mut graph = take_graph(part, names);
     for (output, own) in outputs.iter_mut().zip(&passed_on) {
         let value = &mut GraphProto { output: vec![std::mem::take(output)], ..GraphProto::default() };
         names.rename(value);
         *output = value.output.pop().unwrap_or_default();
         // An output that is an input needs a node where a wire has replaced the input.
-        if wired.contains(own) {
+        if names.tensors.contains_key(own) {
             let name = format!("{}.{own}", names.graph);
             graph.node.push(NodeProto::make("Identity", &format!("{name}/Identity"), &[output.name()], &[&name]));
             output.name = Some(name);

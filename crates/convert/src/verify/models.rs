@@ -102,7 +102,9 @@ impl Graph {
             Source::Bytes(bytes) => builder.commit_from_memory(bytes),
         };
         let session = session.map_err(|error| failed(error.to_string()))?;
-        let inputs = session.inputs().iter().map(|input| input.name().to_owned()).collect();
+        let mut inputs: Vec<String> = session.inputs().iter().map(|input| input.name().to_owned()).collect();
+        // Inputs with a default value, which a wire replaces.
+        inputs.extend(session.overridable_initializers().iter().map(|input| input.name().to_owned()));
         Ok(Self { session, model, inputs })
     }
 

@@ -143,6 +143,16 @@ fn tokens_of_a_stateless_predictor_are_those_of_a_plain_loop() {
 }
 
 #[test]
+fn a_wire_replaces_a_default_value_of_the_joiner() {
+    let default = |build: Build, input: &str| build.floats(input, &[1, WIDE], &[0.5; WIDE as usize]);
+    let joiner = default(default(joiner(), "encoder_out"), "decoder_out").bytes();
+    let (encoder, decoder) = (encoder("x", "encoder_out", "N T 8").bytes(), stateless().bytes());
+    let models: [(&str, &[u8]); 3] = [("encoder", &encoder), ("decoder", &decoder), ("joiner", &joiner)];
+    let wires = "<<<encoder.encoder_out, joiner.encoder_out>>> <<<decoder.decoder_out, joiner.decoder_out>>>";
+    checked(&models, &search("transducer blank=0 max_tokens=1", wires), 100);
+}
+
+#[test]
 fn tokens_of_an_lstm_predictor_are_those_of_a_plain_loop() {
     let (encoder, decoder_joint) = (encoder("x", "outputs", "N 8 T").bytes(), decoder_joint().bytes());
     let models: [(&str, &[u8]); 2] = [("encoder", &encoder), ("decoder_joint", &decoder_joint)];

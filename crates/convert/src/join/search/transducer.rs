@@ -11,8 +11,9 @@ use super::nodes::Nodes;
 use super::options::{LAST, LAST_NEXT, SEARCH, SKIP, SKIP_NEXT};
 use super::pack;
 use super::plan::{Joint, PredictorState, TransducerPlan};
+use crate::join::merge::take_graph;
 use crate::join::part::Read;
-use crate::join::rename::{Names, move_weights};
+use crate::join::rename::Names;
 use crate::onnx::schema::attribute_proto::AttributeType;
 use crate::onnx::schema::{AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s, type_bytes};
@@ -44,11 +45,7 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
         }
     }
     for (part, names) in inside.iter_mut().zip(&names[plan.predictor..]) {
-        let mut inner = std::mem::take(&mut part.graph);
-        if !part.folder.is_empty() {
-            move_weights(&mut inner, &part.folder);
-        }
-        names.rename(&mut inner);
+        let mut inner = take_graph(part, names);
         graph.initializer.append(&mut inner.initializer);
         graph.sparse_initializer.append(&mut inner.sparse_initializer);
         body.0.append(&mut inner.node);
