@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 
 MODULES = sorted(f"src/{path.name}" for path in (ROOT / "src").iterdir() if path.is_dir())
-FOLDERS = (*MODULES, "crates/convert/src", "crates/gpu-rows/src", "crates/model-config/src")
+FOLDERS = (*MODULES, "crates/convert/src", "crates/gpu-rows/src", "crates/model-config/src", "crates/state-store/src")
 COMMENT = re.compile(r"//.*")
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)

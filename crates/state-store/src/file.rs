@@ -1,0 +1,291 @@
+//! A store in a folder of this machine, for one server.
+//!
+//! The database is [redb](https://docs.rs/redb): pure Rust, no dependency but libc, one file, and a commit is on the disk when
+//! it returns. So a sequence survives a killed server and a power failure, at the price of a sync of the disk for each
+//! call of [`Store::apply`], whatever the number of its operations. Stores that write a log and sync later are faster, but lose
+//! the last steps in a power failure, which `durability: step` promises not to.
+
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use redb::backends::FileBackend;
+use redb::{AccessGuard, Builder, Database, DatabaseError, ReadableTable, StorageError, Table, TableDefinition};
+
+use crate::record::{Effect, Op, Record, Reply, Settings, Store, StoreError, Token};
+
+/// The file in the folder.
+const FILE: &str = "sequences.redb";
+/// Memory for pages of the file.
+const CACHE_BYTES: usize = 64 << 20;
+/// redb's limit is 3 GiB.
+const MOST_BYTES: usize = 1 << 30;
+/// Expired records that one call removes, so that no call takes long.
+const SWEPT_AT_ONCE: usize = 256;
+
+/// Key → token (none: ended), and when the record expires.
+const OWNERS: TableDefinition<'_, &[u8], (Option<[u8; Token::BYTES]>, u64)> = TableDefinition::new("owners");
+/// Key → blob.
+const BLOBS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("blobs");
+
+/// The folders that are open in this process: the models of a server may share one.
+static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Shared>>>> = Mutex::new(None);
+
+/// A view of a folder, with settings of its own.
+pub struct FileStore {
+    shared: Arc<Shared>,
+    ttl: Duration,
+}
+
+struct Shared {
+    database: Database,
+    /// Where the next look for expired records begins, and when.
+    sweep: Mutex<Sweep>,
+}
+
+#[derive(Default)]
+struct Sweep {
+    from: Vec<u8>,
+    due_ms: u64,
+}
+
+impl FileStore {
+    /// Opens the folder, and makes it if it isn't there.
+    pub fn open(folder: &Path, settings: Settings) -> Result<Self, StoreError> {
+        let io = |error: std::io::Error| StoreError::Unreachable(format!("{}: {error}", folder.display()));
+        // A state can be what a person said: nobody else may read it.
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
+        let folder = folder.canonicalize().map_err(io)?;
+        let mut open = OPEN.lock();
+        let open = open.get_or_insert_default();
+        open.retain(|_, shared| shared.strong_count() > 0);
+        let known = open.get(&folder).and_then(Weak::upgrade);
+        let shared = match known {
+            Some(shared) => shared,
+            None => {
+                let shared = Arc::new(Shared { database: open_database(&folder)?, sweep: Mutex::default() });
+                open.insert(folder, Arc::downgrade(&shared));
+                shared
+            }
+        };
+        Ok(Self { shared, ttl: settings.ttl })
+    }
+}
+
+fn open_database(folder: &Path) -> Result<Database, StoreError> {
+    let path = folder.join(FILE);
+    let io = |error: std::io::Error| StoreError::Unreachable(format!("{}: {error}", path.display()));
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(io)?;
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    let backend = FileBackend::new(file).and_then(|backend| builder.create_with_backend(backend));
+    let database = backend.map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => StoreError::InUse(format!(
+            "{} is in use by another server: give each server a folder of its own, or use Valkey or Redis",
+            path.display()
+        )),
+        error => damaged(format!("{}: {error}", path.display())),
+    })?;
+    // So that reading never meets a missing table.
+    let made = database.begin_write().map_err(damaged)?;
+    made.open_table(OWNERS).map_err(damaged)?;
+    made.open_table(BLOBS).map_err(damaged)?;
+    made.commit().map_err(damaged)?;
+    Ok(database)
+}
+
+impl Store for FileStore {
+    fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
+        let now = now_ms();
+        let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
+        let write = self.shared.database.begin_write().map_err(damaged)?;
+        let replies = {
+            let mut tables = Tables {
+                owners: write.open_table(OWNERS).map_err(damaged)?,
+                blobs: write.open_table(BLOBS).map_err(damaged)?,
+                now,
+                expires: now.saturating_add(ttl),
+            };
+            let replies = operations.iter().map(|(key, operation)| tables.apply(key, operation));
+            let replies = replies.collect::<Result<Vec<_>, _>>()?;
+            self.shared.sweep(&mut tables, ttl)?;
+            replies
+        };
+        write.commit().map_err(damaged)?;
+        Ok(replies)
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+}
+
+/// The tables in a transaction.
+struct Tables<'a> {
+    owners: Table<'a, &'static [u8], (Option<[u8; Token::BYTES]>, u64)>,
+    blobs: Table<'a, &'static [u8], &'static [u8]>,
+    now: u64,
+    expires: u64,
+}
+
+impl Tables<'_> {
+    fn apply(&mut self, key: &[u8], operation: &Op<'_>) -> Result<Reply, StoreError> {
+        let owner = self.owners.get(key).map_err(failed)?.map(|owner| owner.value());
+        let live = owner.filter(|(_, expires)| *expires > self.now);
+        let (effect, reply) = {
+            let record = match live {
+                None => None,
+                Some((None, _)) => Some(Record::Ended),
+                Some((Some(token), _)) => {
+                    let blob = self.blobs.get(key).map_err(failed)?;
+                    blob.map(|blob| Record::Live { token: Token::from_bytes(token), blob: Blob(blob) })
+                }
+            };
+            operation.apply(record.as_ref())
+        };
+        match effect {
+            Effect::Keep => {}
+            Effect::Write(token, blob) => {
+                if blob.len() > MOST_BYTES {
+                    return Err(StoreError::TooLarge { bytes: blob.len(), most: MOST_BYTES });
+                }
+                self.blobs.insert(key, blob).map_err(failed)?;
+                self.own(key, Some(token))?;
+            }
+            Effect::Give(token) => self.own(key, Some(token))?,
+            Effect::End => {
+                self.blobs.remove(key).map_err(failed)?;
+                self.own(key, None)?;
+            }
+        }
+        Ok(reply)
+    }
+
+    fn own(&mut self, key: &[u8], token: Option<Token>) -> Result<(), StoreError> {
+        self.owners.insert(key, (token.map(|token| *token.bytes()), self.expires)).map_err(failed)?;
+        Ok(())
+    }
+}
+
+struct Blob<'a>(AccessGuard<'a, &'static [u8]>);
+
+impl AsRef<[u8]> for Blob<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.0.value()
+    }
+}
+
+impl Shared {
+    /// Removes some expired records. Each is looked at about once in a quarter of `ttl`.
+    fn sweep(&self, tables: &mut Tables<'_>, ttl: u64) -> Result<(), StoreError> {
+        let mut sweep = self.sweep.lock();
+        if sweep.from.is_empty() && tables.now < sweep.due_ms {
+            return Ok(());
+        }
+        let mut expired = Vec::new();
+        let mut next = Vec::new();
+        for (seen, entry) in tables.owners.range(sweep.from.as_slice()..).map_err(failed)?.enumerate() {
+            let (key, owner) = entry.map_err(failed)?;
+            if seen == SWEPT_AT_ONCE {
+                next = key.value().to_vec();
+                break;
+            }
+            if owner.value().1 <= tables.now {
+                expired.push(key.value().to_vec());
+            }
+        }
+        for key in expired {
+            tables.owners.remove(key.as_slice()).map_err(failed)?;
+            tables.blobs.remove(key.as_slice()).map_err(failed)?;
+        }
+        if next.is_empty() {
+            sweep.due_ms = tables.now.saturating_add(ttl / 4);
+        }
+        sweep.from = next;
+        Ok(())
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn failed(error: StorageError) -> StoreError {
+    match error {
+        StorageError::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            StoreError::Refuses(format!("the disk is full: {error}"))
+        }
+        StorageError::Io(error) => StoreError::Unreachable(error.to_string()),
+        error => StoreError::Damaged(error.to_string()),
+    }
+}
+
+fn damaged(error: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use redb::{ReadableDatabase, ReadableTableMetadata};
+
+    use super::*;
+
+    fn token(number: u8) -> Token {
+        Token::from_bytes([number; Token::BYTES])
+    }
+
+    fn settings(ttl: Duration) -> Settings {
+        Settings { ttl, timeout: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn a_record_is_there_when_the_folder_is_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || FileStore::open(&folder.path().join("a/b"), settings(Duration::from_secs(60))).unwrap();
+        let start = Op::Start { token: token(1), blob: b"one" };
+        assert_eq!(open().apply(&[(b"k", start)]).unwrap(), [Reply::Done]);
+        let again = open();
+        assert_eq!(again.apply(&[(b"k", Op::Resume { token: token(2) })]).unwrap(), [Reply::Taken(b"one".to_vec())]);
+        assert_eq!(again.apply(&[(b"k", Op::Check { token: token(1) })]).unwrap(), [Reply::Moved]);
+    }
+
+    #[test]
+    fn models_of_a_process_share_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || FileStore::open(folder.path(), settings(Duration::from_secs(60))).unwrap();
+        let (one, other) = (open(), open());
+        one.apply(&[(b"k", Op::Start { token: token(1), blob: b"" })]).unwrap();
+        assert_eq!(other.apply(&[(b"k", Op::Check { token: token(1) })]).unwrap(), [Reply::Done]);
+    }
+
+    #[test]
+    fn expired_records_are_not_found_and_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let short = FileStore::open(folder.path(), settings(Duration::ZERO)).unwrap();
+        let keys: Vec<_> = (0..600_u32).map(u32::to_be_bytes).collect();
+        let start = Op::Start { token: token(1), blob: b"x" };
+        let starts: Vec<_> = keys.iter().map(|key| (key.as_slice(), start)).collect();
+        short.apply(&starts).unwrap();
+        assert_eq!(short.apply(&[(&[0; 4], Op::Check { token: token(1) })]).unwrap(), [Reply::Absent]);
+        for _ in 0..4 {
+            short.apply(&[(b"k", Op::Start { token: token(1), blob: b"" })]).unwrap();
+        }
+        let read = short.shared.database.begin_read().unwrap();
+        let records = read.open_table(OWNERS).unwrap().len().unwrap();
+        assert!(records < 10, "{records}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_database_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(FILE), "something else").unwrap();
+        let error = FileStore::open(folder.path(), settings(Duration::from_secs(1))).err().unwrap().to_string();
+        assert!(error.contains("damaged") && error.contains(FILE), "{error}");
+    }
+}

@@ -1,0 +1,183 @@
+//! The protocol: what a server does with sequences that it owns or wants.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
+
+/// The sequences of one model in a store.
+pub struct Keeper {
+    store: Arc<dyn Store>,
+    /// What the keys of its records begin with.
+    space: Vec<u8>,
+    settings: Settings,
+}
+
+/// A sequence that this server owned when the store last said so.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    key: Vec<u8>,
+    token: Token,
+    /// The store said so to a request that was sent after this.
+    confirmed: Instant,
+}
+
+/// What became of a sequence that a server asked for.
+#[derive(Debug)]
+pub enum Claimed {
+    /// It belongs to this server now and has this state.
+    Taken(Hold, Vec<u8>),
+    /// Its END has run.
+    Ended,
+    /// It was never here, has expired, or the store has lost it.
+    Absent,
+}
+
+/// What a request has done to its sequence.
+#[derive(Debug)]
+pub enum Change<'a> {
+    /// It started the sequence with this id, which now has this state.
+    Start(&'a [u8], &'a [u8]),
+    /// The sequence has this state.
+    Step(&'a Hold, &'a [u8]),
+    /// The sequence has ended.
+    End(&'a Hold),
+}
+
+/// What became of a [`Change`].
+#[derive(Debug)]
+pub enum Saved {
+    /// It is in the store. The sequence belongs to this server, unless it has ended.
+    Done(Hold),
+    /// Another server has taken the sequence. Nothing was saved.
+    Moved,
+    /// The sequence has ended, on another server.
+    Ended,
+    /// The record has expired. Nothing was saved.
+    Absent,
+}
+
+impl<'a> Change<'a> {
+    const fn operation(&self, hold: &Hold) -> Op<'a> {
+        let token = hold.token;
+        match *self {
+            Self::Start(_, blob) => Op::Start { token, blob },
+            Self::Step(_, blob) => Op::Save { token, blob },
+            Self::End(_) => Op::End { token },
+        }
+    }
+}
+
+impl Keeper {
+    /// `space` separates the records from those of other models.
+    pub fn new(store: Arc<dyn Store>, space: &str, settings: Settings) -> Self {
+        let space = format!("{space}:").into_bytes();
+        Self { store, space, settings }
+    }
+
+    /// Whether other servers can take a sequence while this one runs.
+    pub fn is_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
+    /// Takes sequences, whoever has them.
+    pub fn claim(&self, ids: &[&[u8]]) -> Result<Vec<Claimed>, StoreError> {
+        let confirmed = Instant::now();
+        let holds = ids.iter().map(|id| Ok(Hold { key: self.key(id), token: Token::random()?, confirmed }));
+        let holds: Vec<_> = holds.collect::<Result<_, StoreError>>()?;
+        let replies =
+            self.apply(holds.iter().map(|hold| (hold.key.as_slice(), Op::Resume { token: hold.token })).collect())?;
+        let claimed = |(hold, reply)| match reply {
+            Reply::Taken(blob) => Ok(Claimed::Taken(hold, blob)),
+            Reply::Ended => Ok(Claimed::Ended),
+            Reply::Absent => Ok(Claimed::Absent),
+            Reply::Done | Reply::Moved => Err(unexpected()),
+        };
+        holds.into_iter().zip(replies).map(claimed).collect()
+    }
+
+    /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it back.
+    pub fn check(&self, holds: &[&Hold]) -> Result<Vec<bool>, StoreError> {
+        if !self.store.is_shared() {
+            return Ok(vec![true; holds.len()]);
+        }
+        let check = |hold: &&'_ Hold| Op::Check { token: hold.token };
+        let replies = self.apply(holds.iter().map(|hold| (hold.key.as_slice(), check(hold))).collect())?;
+        let is_ours = |(hold, reply): (&&Hold, Reply)| match reply {
+            Reply::Done => true,
+            Reply::Absent => self.can_restore(hold),
+            Reply::Moved | Reply::Ended | Reply::Taken(_) => false,
+        };
+        Ok(holds.iter().zip(replies).map(is_ours).collect())
+    }
+
+    /// Saves what requests have done to their sequences.
+    pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
+        let confirmed = Instant::now();
+        let hold = |change: &Change<'_>| match change {
+            Change::Start(id, _) => Ok(Hold { key: self.key(id), token: Token::random()?, confirmed }),
+            Change::Step(hold, _) | Change::End(hold) => Ok((*hold).clone()),
+        };
+        let mut holds: Vec<_> = changes.iter().map(hold).collect::<Result<_, StoreError>>()?;
+        let operations = holds.iter().zip(changes).map(|(hold, change)| (hold.key.as_slice(), change.operation(hold)));
+        let operations = operations.collect();
+        let mut replies = self.apply(operations)?;
+        self.restore_lost(changes, &holds, &mut replies)?;
+        for hold in &mut holds {
+            hold.confirmed = confirmed;
+        }
+        let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
+            (Reply::Done, _) => Ok(Saved::Done(hold)),
+            // Then it is over, too.
+            (Reply::Ended | Reply::Absent, Change::End(_)) => Ok(Saved::Done(hold)),
+            (Reply::Moved, _) => Ok(Saved::Moved),
+            (Reply::Ended, _) => Ok(Saved::Ended),
+            (Reply::Absent, _) => Ok(Saved::Absent),
+            (Reply::Taken(_), _) => Err(unexpected()),
+        };
+        holds.into_iter().zip(changes).zip(replies).map(saved).collect()
+    }
+
+    /// Makes the records again that the store has lost.
+    fn restore_lost(&self, changes: &[Change<'_>], holds: &[Hold], replies: &mut [Reply]) -> Result<(), StoreError> {
+        let mut lost = Vec::new();
+        for (at, (change, hold)) in changes.iter().zip(holds).enumerate() {
+            if let Change::Step(_, blob) = *change
+                && replies[at] == Reply::Absent
+                && self.can_restore(hold)
+            {
+                lost.push((at, (hold.key.as_slice(), Op::Restore { token: hold.token, blob })));
+            }
+        }
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let restored = self.apply(lost.iter().map(|&(_, operation)| operation).collect())?;
+        for ((at, _), reply) in lost.into_iter().zip(restored) {
+            replies[at] = reply;
+        }
+        Ok(())
+    }
+
+    /// Whether an absent record can only be one that the store has lost. After `confirmed`, an END of another server would
+    /// have left [`crate::Record::Ended`], which stays for the same time.
+    fn can_restore(&self, hold: &Hold) -> bool {
+        hold.confirmed.elapsed() < self.settings.ttl
+    }
+
+    fn key(&self, id: &[u8]) -> Vec<u8> {
+        [self.space.as_slice(), id].concat()
+    }
+
+    fn apply(&self, operations: Vec<(&[u8], Op<'_>)>) -> Result<Vec<Reply>, StoreError> {
+        if operations.is_empty() {
+            return Ok(Vec::new());
+        }
+        let replies = self.store.apply(&operations)?;
+        if replies.len() == operations.len() { Ok(replies) } else { Err(unexpected()) }
+    }
+}
+
+fn unexpected() -> StoreError {
+    StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
+}

@@ -1,0 +1,43 @@
+//! A sequence's state outside its server, so that another server can go on with it.
+//!
+//! A record belongs to one sequence. It has a random *token* and the bytes of a state (the *blob*). Whoever knows the token
+//! owns the sequence: a save names the token, and the store refuses it if the record has another one by then. A server takes a
+//! sequence by giving its record a new token, in one atomic operation ([`Op::Resume`]). So there is one writer, whatever
+//! the old owner believes, and no clock decides that. An END leaves a record without a blob, so that a late save of an old owner
+//! is told apart from a record that the store has lost.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | [`keeper`] | the protocol: what a server does with sequences that it owns or wants | record |
+//! | [`file`] | a store in a folder of this machine | record |
+//! | [`redis`] | a store in Valkey or Redis | location, record |
+//! | [`location`] | where a store is, as an operator writes it | record |
+//! | [`record`] | records, the operations on them, and the interface of a store | |
+//!
+//! Rules:
+//! - A store applies each operation completely or not at all. After an error nobody knows whether it was applied, so the
+//!   caller forgets what it knows of these sequences and asks the store again.
+//! - A record expires when it has not been written for [`Settings::ttl`].
+//! - No error, log line or `Debug` text has a password.
+//!
+//! Not for: what a blob means, threads, or when to save.
+
+mod file;
+mod keeper;
+mod location;
+mod record;
+mod redis;
+
+use std::sync::Arc;
+
+pub use keeper::{Change, Claimed, Hold, Keeper, Saved};
+pub use location::{BadLocation, Location};
+pub use record::{Op, Record, Reply, Settings, Store, StoreError, Token};
+
+/// Opens a store. One on the network is reached when it is used first.
+pub fn open(location: &Location, settings: Settings) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(match location {
+        Location::File(folder) => Arc::new(file::FileStore::open(folder, settings)?),
+        Location::Redis(location) => Arc::new(redis::RedisStore::new(location.clone(), settings)),
+    })
+}

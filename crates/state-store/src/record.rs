@@ -1,0 +1,227 @@
+//! Records, the operations on them, and the interface of a store.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What says who owns a record. Random, so that no life of an id has the token of another one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token([u8; Self::BYTES]);
+
+impl Token {
+    /// Length of [`Token::bytes`].
+    pub const BYTES: usize = 16;
+
+    /// A token that nobody else has.
+    pub fn random() -> Result<Self, StoreError> {
+        let mut bytes = [0; Self::BYTES];
+        getrandom::fill(&mut bytes).map_err(|error| StoreError::Unreachable(format!("no random numbers: {error}")))?;
+        Ok(Self(bytes))
+    }
+
+    /// A token that is known, for tests and models.
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub const fn bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Who holds a token could write, so logs don't have it.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({:02x}…)", self.0[0])
+    }
+}
+
+/// What a store has of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Record<B = Vec<u8>> {
+    /// It can go on.
+    Live {
+        /// Its owner's.
+        token: Token,
+        /// Its state.
+        blob: B,
+    },
+    /// It has ended. This stays for as long as a record without saves.
+    Ended,
+}
+
+/// An operation on the record of one sequence. A store applies it atomically.
+#[derive(Clone, Copy, Debug)]
+pub enum Op<'a> {
+    /// A START: makes a new record, whatever there is.
+    Start {
+        /// The new owner's.
+        token: Token,
+        /// The state after the START.
+        blob: &'a [u8],
+    },
+    /// Takes the sequence from its owner.
+    Resume {
+        /// The new owner's.
+        token: Token,
+    },
+    /// Asks whether a token is still that of the record.
+    Check {
+        /// The owner's.
+        token: Token,
+    },
+    /// Replaces the state, if the token is that of the record.
+    Save {
+        /// The owner's.
+        token: Token,
+        /// The new state.
+        blob: &'a [u8],
+    },
+    /// Makes the record again that the store has lost. Refused if there is one of another token.
+    Restore {
+        /// The owner's.
+        token: Token,
+        /// Its state.
+        blob: &'a [u8],
+    },
+    /// Ends the sequence, if the token is that of the record.
+    End {
+        /// The owner's.
+        token: Token,
+    },
+}
+
+/// What came of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It was done; for [`Op::Check`]: the token is that of the record.
+    Done,
+    /// For [`Op::Resume`]: the sequence is the caller's, with this state.
+    Taken(Vec<u8>),
+    /// The record has another token, so another server has the sequence.
+    Moved,
+    /// The sequence has ended.
+    Ended,
+    /// There is no record.
+    Absent,
+}
+
+impl Op<'_> {
+    /// What the operation does to a record, and its reply. [`crate::file`] calls this, and the scripts of [`crate::redis`]
+    /// say the same.
+    pub fn apply<B>(&self, record: Option<&Record<B>>) -> (Effect<'_>, Reply)
+    where
+        B: AsRef<[u8]>,
+    {
+        let keep = Effect::Keep;
+        match (*self, record) {
+            (Op::Start { token, blob }, _) => (Effect::Write(token, blob), Reply::Done),
+            (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
+            (_, None) => (keep, Reply::Absent),
+            (_, Some(Record::Ended)) => (keep, Reply::Ended),
+            (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
+                (Effect::Give(token), Reply::Taken(blob.as_ref().to_vec()))
+            }
+            (
+                Op::Check { token } | Op::Save { token, .. } | Op::Restore { token, .. } | Op::End { token },
+                Some(Record::Live { token: of_record, .. }),
+            ) if token != *of_record => (keep, Reply::Moved),
+            (Op::Check { .. }, Some(_)) => (keep, Reply::Done),
+            (Op::Save { token, blob } | Op::Restore { token, blob }, Some(_)) => {
+                (Effect::Write(token, blob), Reply::Done)
+            }
+            (Op::End { .. }, Some(_)) => (Effect::End, Reply::Done),
+        }
+    }
+}
+
+impl Op<'_> {
+    /// Applies the operation to a record in memory.
+    pub fn apply_to(&self, record: &mut Option<Record>) -> Reply {
+        let (effect, reply) = self.apply(record.as_ref());
+        match (effect, &mut *record) {
+            (Effect::Write(token, blob), _) => *record = Some(Record::Live { token, blob: blob.to_vec() }),
+            (Effect::Give(new), Some(Record::Live { token, .. })) => *token = new,
+            (Effect::End, _) => *record = Some(Record::Ended),
+            (Effect::Keep | Effect::Give(_), _) => {}
+        }
+        reply
+    }
+}
+
+/// What an operation does to a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect<'a> {
+    /// Nothing.
+    Keep,
+    /// It gets this token and this blob.
+    Write(Token, &'a [u8]),
+    /// It gets this token, and keeps its blob.
+    Give(Token),
+    /// It becomes [`Record::Ended`].
+    End,
+}
+
+/// What all records of a store have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// A record that is not written for this long expires.
+    pub ttl: Duration,
+    /// The longest time to wait for a store on the network.
+    pub timeout: Duration,
+}
+
+/// Why a store did not do something.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It does not answer, or the connection broke. Whether it did anything is unknown.
+    #[error("the store can't be reached: {0}")]
+    Unreachable(String),
+    /// It refuses to write: it is full, read-only, loading its data, or a replica.
+    #[error("the store refuses to write: {0}")]
+    Refuses(String),
+    /// The user, the password, or the rights of the user are wrong.
+    #[error("the store refuses this server: {0}")]
+    Denied(String),
+    /// Its files or its answers are not what they should be.
+    #[error("the store is damaged: {0}")]
+    Damaged(String),
+    /// Another process uses the folder.
+    #[error("{0}")]
+    InUse(String),
+    /// A blob is larger than the store takes.
+    #[error("the state has {bytes} bytes, and the store takes at most {most}")]
+    TooLarge {
+        /// Of the blob.
+        bytes: usize,
+        /// That the store takes.
+        most: usize,
+    },
+}
+
+/// A place for records.
+pub trait Store: Send + Sync {
+    /// Applies operations, each atomically, to the records with these keys. An error may come after some were applied.
+    fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError>;
+
+    /// Whether other servers can take a sequence while this one runs.
+    fn is_shared(&self) -> bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_differ_and_debug_hides_them() {
+        let (one, other) = (Token::random().unwrap(), Token::random().unwrap());
+        assert_ne!(one, other);
+        assert!(!format!("{one:?}").contains(&one.to_string()));
+    }
+}

@@ -1,0 +1,285 @@
+//! A store in Valkey or Redis (6.2 or newer).
+//!
+//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended), and `b{KEY}TOKEN`, the blob.
+//! The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another server
+//! has taken the sequence. Operations that decide something are scripts. They are sent as text, because a server that was
+//! restarted has forgotten scripts that it was told before.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    Client, Cmd, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
+    RedisError, ServerErrorKind, Value, cmd,
+};
+
+use crate::location::{Address, RedisLocation};
+use crate::record::{Op, Reply, Settings, Store, StoreError};
+
+/// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
+const MOST_BYTES: usize = 512 << 20;
+/// Time between two attempts to connect, so that a store that is down does not make each request wait.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+
+// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob.
+const START: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
+redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+const RESUME: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if not t then return 'absent' end
+if t == '' then return 'ended' end
+local from, to = KEYS[2] .. t, KEYS[2] .. ARGV[1]
+if redis.call('EXISTS', from) == 0 then return 'absent' end
+redis.call('RENAME', from, to)
+redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', to, ARGV[2])
+return {redis.call('GET', to)}";
+const RESTORE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if t == '' then return 'ended' end
+if t and t ~= ARGV[1] and redis.call('EXISTS', KEYS[2] .. t) == 1 then return 'moved' end
+redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+const END: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if not t then return 'absent' end
+if t == '' then return 'ended' end
+local blob = KEYS[2] .. t
+if redis.call('EXISTS', blob) == 0 then return 'absent' end
+if t ~= ARGV[1] then return 'moved' end
+redis.call('UNLINK', blob)
+redis.call('HSET', KEYS[1], 't', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+
+/// A store in Valkey or Redis.
+pub struct RedisStore {
+    location: RedisLocation,
+    settings: Settings,
+    connection: Mutex<Link>,
+}
+
+/// A connection, or why there is none.
+enum Link {
+    Open(Connection),
+    Closed { why: StoreError, retry: Instant },
+}
+
+impl RedisStore {
+    /// A store that connects when it is used first.
+    pub fn new(location: RedisLocation, settings: Settings) -> Self {
+        let why = StoreError::Unreachable("not tried yet".to_owned());
+        Self { location, settings, connection: Mutex::new(Link::Closed { why, retry: Instant::now() }) }
+    }
+
+    fn connect(&self) -> Result<Connection, StoreError> {
+        let mut of_redis = RedisConnectionInfo::default()
+            .set_db(self.location.database())
+            .set_protocol(ProtocolVersion::RESP2)
+            .set_skip_set_lib_name();
+        if let Some(user) = self.location.user() {
+            of_redis = of_redis.set_username(user);
+        }
+        if let Some(password) = self.location.password()? {
+            of_redis = of_redis.set_password(password);
+        }
+        let address = match self.location.address() {
+            Address::Network(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
+            Address::Socket(path) => ConnectionAddr::Unix(path.clone()),
+        };
+        let info = address.into_connection_info().map_err(failed)?.set_redis_settings(of_redis);
+        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let client = Client::open(info).map_err(failed)?;
+        let connection = client.get_connection_with_timeout(self.settings.timeout).map_err(failed)?;
+        connection.set_read_timeout(Some(self.settings.timeout)).map_err(failed)?;
+        connection.set_write_timeout(Some(self.settings.timeout)).map_err(failed)?;
+        Ok(connection)
+    }
+
+    /// Sends commands together, and returns their replies. After an error the connection is not used again, because late
+    /// replies would be taken for those of other commands.
+    fn send(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut link = self.connection.lock();
+        if let Link::Closed { why, retry } = &*link {
+            if Instant::now() < *retry {
+                return Err(why.clone());
+            }
+            *link = match self.connect() {
+                Ok(connection) => Link::Open(connection),
+                Err(why) => Link::Closed { why, retry: Instant::now() + RETRY_AFTER },
+            };
+        }
+        let sent = match &mut *link {
+            Link::Open(connection) => exchange(connection, commands).map_err(failed),
+            Link::Closed { why, .. } => return Err(why.clone()),
+        };
+        if let Err(why) = &sent {
+            *link = Link::Closed { why: why.clone(), retry: Instant::now() };
+        }
+        drop(link);
+        sent?.into_iter().map(|reply| reply.extract_error().map_err(failed)).collect()
+    }
+}
+
+/// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
+fn exchange(connection: &mut Connection, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+    let mut packed = Vec::new();
+    commands.iter().for_each(|command| packed.extend(command.get_packed_command()));
+    connection.send_packed_command(&packed)?;
+    commands.iter().map(|_| connection.recv_response()).collect()
+}
+
+impl Store for RedisStore {
+    fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
+        let ttl = self.settings.ttl.as_millis().to_string();
+        let mut commands = Vec::new();
+        for (key, operation) in operations {
+            let keys = Keys::new(key);
+            match operation {
+                Op::Start { token, blob } => {
+                    commands.push(keys.script(START, &token.to_string(), &ttl, check_size(blob)?));
+                }
+                Op::Restore { token, blob } => {
+                    commands.push(keys.script(RESTORE, &token.to_string(), &ttl, check_size(blob)?));
+                }
+                Op::Resume { token } => commands.push(keys.script(RESUME, &token.to_string(), &ttl, b"")),
+                Op::End { token } => commands.push(keys.script(END, &token.to_string(), &ttl, b"")),
+                Op::Check { .. } => commands.push(keys.token()),
+                Op::Save { token, blob } => {
+                    let mut save = cmd("SET");
+                    save.arg(keys.blob(&token.to_string())).arg(check_size(blob)?).arg("XX").arg("PX").arg(&ttl);
+                    commands.push(save);
+                    let mut live = cmd("PEXPIRE");
+                    live.arg(&keys.owner).arg(&ttl);
+                    commands.push(live);
+                }
+            }
+        }
+        let mut values = self.send(&commands)?.into_iter();
+        let mut replies = Vec::new();
+        for (_, operation) in operations {
+            let value = values.next().ok_or_else(unexpected)?;
+            if let Op::Save { .. } = operation {
+                values.next();
+            }
+            replies.push(read(operation, value)?);
+        }
+        self.explain_unsaved(operations, &mut replies)?;
+        Ok(replies)
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+impl RedisStore {
+    /// A save and a check find only that something is not as they expect. Asks the records why.
+    fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
+        let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
+            replies[*reply] == Reply::Absent && matches!(of.1, Op::Save { .. } | Op::Check { .. })
+        };
+        let unsaved: Vec<_> = operations.iter().enumerate().filter(unsaved).collect();
+        if unsaved.is_empty() {
+            return Ok(());
+        }
+        let commands: Vec<_> = unsaved.iter().map(|(_, (key, _))| Keys::new(key).token()).collect();
+        for ((at, (_, operation)), value) in unsaved.into_iter().zip(self.send(&commands)?) {
+            replies[at] = match (value, operation) {
+                (Value::BulkString(token), _) if token.is_empty() => Reply::Ended,
+                (Value::BulkString(of_record), Op::Save { token, .. } | Op::Check { token })
+                    if of_record != token.to_string().as_bytes() =>
+                {
+                    Reply::Moved
+                }
+                // Or the record has lost its blob.
+                _ => Reply::Absent,
+            };
+        }
+        Ok(())
+    }
+}
+
+/// The keys of a record. They are in one slot of a cluster.
+struct Keys {
+    owner: Vec<u8>,
+    blobs: Vec<u8>,
+}
+
+impl Keys {
+    fn new(key: &[u8]) -> Self {
+        let with = |first: &[u8]| [first, b"{", key, b"}"].concat();
+        Self { owner: with(b"o"), blobs: with(b"b") }
+    }
+
+    fn blob(&self, token: &str) -> Vec<u8> {
+        [self.blobs.as_slice(), token.as_bytes()].concat()
+    }
+
+    fn script(&self, text: &str, token: &str, ttl: &str, blob: &[u8]) -> Cmd {
+        let mut command = cmd("EVAL");
+        command.arg(text).arg(2).arg(&self.owner).arg(&self.blobs).arg(token).arg(ttl).arg(blob);
+        command
+    }
+
+    fn token(&self) -> Cmd {
+        let mut command = cmd("HGET");
+        command.arg(&self.owner).arg("t");
+        command
+    }
+}
+
+fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
+    match (operation, value) {
+        (Op::Save { .. }, Value::Okay) => Ok(Reply::Done),
+        (Op::Check { token }, Value::BulkString(of_record)) if of_record == token.to_string().as_bytes() => {
+            Ok(Reply::Done)
+        }
+        (Op::Save { .. } | Op::Check { .. }, _) => Ok(Reply::Absent),
+        (Op::Resume { .. }, Value::Array(mut values)) => match values.pop() {
+            Some(Value::BulkString(blob)) => Ok(Reply::Taken(blob)),
+            _ => Err(unexpected()),
+        },
+        (_, Value::BulkString(word)) => match word.as_slice() {
+            b"done" => Ok(Reply::Done),
+            b"moved" => Ok(Reply::Moved),
+            b"ended" => Ok(Reply::Ended),
+            b"absent" => Ok(Reply::Absent),
+            _ => Err(unexpected()),
+        },
+        _ => Err(unexpected()),
+    }
+}
+
+fn check_size<'a>(blob: &&'a [u8]) -> Result<&'a [u8], StoreError> {
+    let bytes = blob.len();
+    if bytes > MOST_BYTES { Err(StoreError::TooLarge { bytes, most: MOST_BYTES }) } else { Ok(blob) }
+}
+
+fn unexpected() -> StoreError {
+    StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
+}
+
+/// The errors of redis never have a command's arguments, so no blob and no password.
+fn failed(error: RedisError) -> StoreError {
+    let text = error.to_string();
+    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => StoreError::Denied(text),
+        ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
+        _ if has(&["NOAUTH", "WRONGPASS", "NOPERM"]) => StoreError::Denied(text),
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown) => {
+            StoreError::Refuses(text)
+        }
+        _ if has(&["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"]) => StoreError::Refuses(text),
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::ClusterDown) => {
+            StoreError::Refuses(format!("it is a node of a cluster, which is not supported: {text}"))
+        }
+        _ => StoreError::Unreachable(text),
+    }
+}

@@ -1,0 +1,298 @@
+//! The stores do what records promise, and the protocol holds on them: with a real Valkey, and with servers that are killed.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+mod kill;
+mod valkey;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rustix::process::Signal;
+use state_store::{
+    Change, Claimed, Hold, Keeper, Location, Op, Record, Reply, Saved, Settings, Store, StoreError, Token,
+};
+use valkey::Valkey;
+
+const SETTINGS: Settings = Settings { ttl: Duration::from_secs(60), timeout: Duration::from_millis(300) };
+
+fn open(location: &str) -> Arc<dyn Store> {
+    state_store::open(&Location::new(location).unwrap(), SETTINGS).unwrap()
+}
+
+fn keeper(location: &str) -> Keeper {
+    Keeper::new(open(location), "model/1", SETTINGS)
+}
+
+/// A keeper for each kind of store. The guards hold the stores.
+fn stores() -> (Valkey, tempfile::TempDir, [String; 2]) {
+    let (valkey, folder) = (Valkey::start(&[]), tempfile::tempdir().unwrap());
+    let locations = [format!("file:{}", folder.path().display()), valkey.location("")];
+    (valkey, folder, locations)
+}
+
+/// An operation with bytes of its own.
+#[derive(Clone, Debug)]
+enum Step {
+    Start(u8, Vec<u8>),
+    Resume(u8),
+    Check(u8),
+    Save(u8, Vec<u8>),
+    Restore(u8, Vec<u8>),
+    End(u8),
+}
+
+impl Step {
+    fn operation(&self) -> Op<'_> {
+        let token = |number: &u8| Token::from_bytes([*number; Token::BYTES]);
+        match self {
+            Self::Start(of, blob) => Op::Start { token: token(of), blob },
+            Self::Resume(of) => Op::Resume { token: token(of) },
+            Self::Check(of) => Op::Check { token: token(of) },
+            Self::Save(of, blob) => Op::Save { token: token(of), blob },
+            Self::Restore(of, blob) => Op::Restore { token: token(of), blob },
+            Self::End(of) => Op::End { token: token(of) },
+        }
+    }
+}
+
+/// What a record is after an operation, in plain words.
+fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
+    let operation = step.operation();
+    let owner = if let Some(Record::Live { token, .. }) = &*record { Some(*token) } else { None };
+    let is_ours = |token| owner == Some(token);
+    match (operation, &*record) {
+        (Op::Start { token, blob }, _) | (Op::Restore { token, blob }, None) => {
+            *record = Some(Record::Live { token, blob: blob.to_vec() });
+            Reply::Done
+        }
+        (_, None) => Reply::Absent,
+        (_, Some(Record::Ended)) => Reply::Ended,
+        (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
+            let blob = blob.clone();
+            *record = Some(Record::Live { token, blob: blob.clone() });
+            Reply::Taken(blob)
+        }
+        (Op::Check { token }, _) => {
+            if is_ours(token) {
+                Reply::Done
+            } else {
+                Reply::Moved
+            }
+        }
+        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::End { token }, _) if !is_ours(token) => Reply::Moved,
+        (Op::Save { token, blob } | Op::Restore { token, blob }, _) => {
+            *record = Some(Record::Live { token, blob: blob.to_vec() });
+            Reply::Done
+        }
+        (Op::End { .. }, _) => {
+            *record = Some(Record::Ended);
+            Reply::Done
+        }
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
+    let blob = || prop::collection::vec(any::<u8>(), 0..6);
+    let step = prop_oneof![
+        (0..3u8, blob()).prop_map(|(token, blob)| Step::Start(token, blob)),
+        (0..3u8).prop_map(Step::Resume),
+        (0..3u8).prop_map(Step::Check),
+        (0..3u8, blob()).prop_map(|(token, blob)| Step::Save(token, blob)),
+        (0..3u8, blob()).prop_map(|(token, blob)| Step::Restore(token, blob)),
+        (0..3u8).prop_map(Step::End),
+    ];
+    prop::collection::vec((0..2u8, step), 1..40)
+}
+
+#[test]
+fn every_store_does_what_records_promise() {
+    let (_valkey, _folder, locations) = stores();
+    let stores = locations.map(|location| open(&location));
+    let run = Cell::new(0_u32);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
+    let checked = runner.run(&steps(), |steps| {
+        run.set(run.get() + 1);
+        let keys = [0, 1].map(|number| format!("{}/{number}", run.get()));
+        let mut records = [None, None];
+        let wanted: Vec<_> = steps.iter().map(|(of, step)| apply(&mut records[usize::from(*of)], step)).collect();
+        for store in &stores {
+            // One call for all: the operations of a call see those before them. Valkey explains what it refused after the
+            // whole call, so it gets them one by one.
+            let replies = if store.is_shared() {
+                let one = |(of, step): &(u8, Step)| {
+                    store.apply(&[(keys[usize::from(*of)].as_bytes(), step.operation())]).unwrap().remove(0)
+                };
+                steps.iter().map(one).collect()
+            } else {
+                let all: Vec<_> =
+                    steps.iter().map(|(of, step)| (keys[usize::from(*of)].as_bytes(), step.operation())).collect();
+                store.apply(&all).unwrap()
+            };
+            prop_assert_eq!(&replies, &wanted);
+        }
+        Ok(())
+    });
+    checked.unwrap();
+}
+
+fn start(keeper: &Keeper, id: &[u8], blob: &[u8]) -> Hold {
+    match keeper.save(&[Change::Start(id, blob)]).unwrap().remove(0) {
+        Saved::Done(hold) => hold,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn save(keeper: &Keeper, hold: &Hold, blob: &[u8]) -> Saved {
+    keeper.save(&[Change::Step(hold, blob)]).unwrap().remove(0)
+}
+
+fn claim(keeper: &Keeper, id: &[u8]) -> Claimed {
+    keeper.claim(&[id]).unwrap().remove(0)
+}
+
+fn taken(keeper: &Keeper, id: &[u8]) -> (Hold, Vec<u8>) {
+    match claim(keeper, id) {
+        Claimed::Taken(hold, blob) => (hold, blob),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_sequence_goes_on_where_it_was_saved_and_its_old_owner_saves_nothing() {
+    let (_valkey, _folder, locations) = stores();
+    for location in locations {
+        let (old, new) = (keeper(&location), keeper(&location));
+        let hold = start(&old, b"n7", b"one");
+        assert!(matches!(save(&old, &hold, b"two"), Saved::Done(_)));
+        let (of_new, blob) = taken(&new, b"n7");
+        assert_eq!(blob, b"two");
+        assert!(matches!(save(&old, &hold, b"stale"), Saved::Moved));
+        assert!(matches!(save(&new, &of_new, b"three"), Saved::Done(_)));
+        assert_eq!(taken(&old, b"n7").1, b"three");
+    }
+}
+
+#[test]
+fn an_ended_sequence_does_not_come_back() {
+    let (_valkey, _folder, locations) = stores();
+    for location in locations {
+        let (old, new) = (keeper(&location), keeper(&location));
+        let hold = start(&old, b"n7", b"one");
+        let (of_new, _) = taken(&new, b"n7");
+        assert!(matches!(new.save(&[Change::End(&of_new)]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(save(&old, &hold, b"stale"), Saved::Ended));
+        assert!(matches!(claim(&old, b"n7"), Claimed::Ended));
+        // The next life of the id has nothing of it, and nothing of the old owner reaches it.
+        let next = start(&new, b"n7", b"next");
+        assert!(matches!(save(&old, &hold, b"stale"), Saved::Moved));
+        assert!(matches!(save(&new, &next, b"on"), Saved::Done(_)));
+        assert!(matches!(claim(&new, b"n8"), Claimed::Absent));
+    }
+}
+
+#[test]
+fn a_record_that_the_store_has_lost_comes_back_from_its_owner() {
+    let (valkey, _folder, [_, location]) = stores();
+    let (owner, other) = (keeper(&location), keeper(&location));
+    let hold = start(&owner, b"n7", b"one");
+    valkey.command(&["FLUSHALL"]);
+    assert!(matches!(claim(&other, b"n7"), Claimed::Absent));
+    assert_eq!(owner.check(&[&hold]).unwrap(), [true]);
+    assert!(matches!(save(&owner, &hold, b"two"), Saved::Done(_)));
+    assert_eq!(taken(&other, b"n7").1, b"two");
+    assert_eq!(owner.check(&[&hold]).unwrap(), [false]);
+}
+
+#[test]
+fn a_record_expires_and_its_owner_does_not_bring_it_back() {
+    let valkey = Valkey::start(&[]);
+    let settings = Settings { ttl: Duration::from_millis(30), ..SETTINGS };
+    let store = state_store::open(&Location::new(&valkey.location("")).unwrap(), settings).unwrap();
+    let keeper = Keeper::new(store, "model/1", settings);
+    let hold = start(&keeper, b"n7", b"one");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(matches!(claim(&keeper, b"n7"), Claimed::Absent));
+    assert!(matches!(save(&keeper, &hold, b"three"), Saved::Absent));
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_an_error_within_its_time_and_serves_again_later() {
+    let mut valkey = Valkey::start(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let keeper = keeper(&valkey.location(""));
+    let hold = start(&keeper, b"n7", b"one");
+    let fails = |keeper: &Keeper, within: Duration| {
+        let began = Instant::now();
+        let changes = [Change::Step(&hold, b"x"), Change::Step(&hold, b"x"), Change::Step(&hold, b"x")];
+        let error = keeper.save(&changes).unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable(_)), "{error}");
+        assert!(began.elapsed() < within, "{:?}", began.elapsed());
+    };
+    valkey.signal(Signal::STOP);
+    fails(&keeper, Duration::from_secs(5));
+    valkey.signal(Signal::CONT);
+    valkey.signal(Signal::KILL);
+    fails(&keeper, Duration::from_secs(5));
+    valkey.start_again();
+    let until = Instant::now() + Duration::from_secs(10);
+    let claimed = loop {
+        match keeper.claim(&[b"n7"]) {
+            Ok(mut claimed) => break claimed.remove(0),
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(matches!(claimed, Claimed::Taken(_, blob) if blob == b"one" || blob == b"x"));
+}
+
+#[test]
+fn a_store_that_refuses_says_so() {
+    let valkey = Valkey::start(&["--maxmemory-policy", "noeviction"]);
+    let keeper = keeper(&valkey.location(""));
+    let hold = start(&keeper, b"n7", b"one");
+    let refused = |wanted: &str| {
+        let error = keeper.save(&[Change::Step(&hold, b"two")]).unwrap_err();
+        assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
+        let error = keeper.save(&[Change::Start(b"n8", b"one")]).unwrap_err();
+        assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
+    };
+    valkey.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused("OOM");
+    valkey.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    valkey.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    refused("replica");
+    valkey.command(&["REPLICAOF", "NO", "ONE"]);
+    assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
+}
+
+#[test]
+fn users_and_passwords_are_checked_and_not_repeated() {
+    let valkey = Valkey::start(&["--requirepass", "hush-hush"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let with = |password: &str, user: &str| {
+        std::fs::write(file.path(), password).unwrap();
+        let options = format!("?password_file={}{user}", file.path().display());
+        Keeper::new(open(&valkey.location(&options)), "m", SETTINGS).claim(&[b"n7"])
+    };
+    assert!(matches!(with("hush-hush", "").unwrap()[0], Claimed::Absent));
+    assert!(matches!(with("hush-hush\n", "&user=default").unwrap()[0], Claimed::Absent));
+    for error in [with("wrong-wrong", "").unwrap_err(), with("hush-hush", "&user=nobody").unwrap_err()] {
+        assert!(matches!(error, StoreError::Denied(_)), "{error}");
+        assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("wrong-wrong"));
+    }
+    let without = Keeper::new(open(&valkey.location("")), "m", SETTINGS).claim(&[b"n7"]).unwrap_err();
+    assert!(matches!(without, StoreError::Denied(_)), "{without}");
+    // A user that may not write.
+    valkey.command_as("hush-hush", &["ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read"]);
+    let reader = with("secret", "&user=reader").unwrap_err();
+    assert!(matches!(reader, StoreError::Denied(_)), "{reader}");
+}
+
+#[test]
+fn a_network_without_a_store_is_an_error() {
+    // Nothing listens on port 1.
+    let keeper = keeper("redis://127.0.0.1:1");
+    assert!(matches!(keeper.claim(&[b"n7"]), Err(StoreError::Unreachable(_))));
+}
