@@ -52,22 +52,23 @@ def speech(first: int, count: int) -> list[float]:
 def test_the_first_example_of_the_page(server):
     page = (CLIENT / "README.md").read_text()
     [code, *_] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(run_python("-c", code.replace("localhost:8001", server.grpc_url))) == 100
+    lines = run_python("-c", code.replace("localhost:8001", server.grpc_url))
+    assert len(lines) == 160 and sum(line != "[]" for line in lines) == 100
 
 
 def test_microphone(server):
     *changes, last = run(
-        "microphone", "--url", server.grpc_url, "--file", str(paths.RECORDING), "--chunks", "200", "--pace", "0.1"
+        "microphone", "--url", server.grpc_url, "--file", str(paths.RECORDING), "--packets", "320", "--pace", "0.1"
     )
     speaks = [probability > 0.5 for probability in speech(0, 200)]
     expected = [n for n, now in enumerate(speaks) if now != (speaks[n - 1] if n else False)]
     assert [float(line.split()[0]) for line in changes] == pytest.approx([n * 0.032 for n in expected], abs=0.006)
-    assert expected and last == "200 chunks"
+    assert expected and last == "320 requests, 200 steps"
 
 
 def test_many_streams(server):
     lines = run(
-        "many_streams", "--url", server.grpc_url, "--file", str(paths.RECORDING), "--streams", "20", "--chunks", "60"
+        "many_streams", "--url", server.grpc_url, "--file", str(paths.RECORDING), "--streams", "20", "--packets", "96"
     )
     length = 60 * CHUNK_SAMPLES
     starts = np.linspace(0, len(read_recording()) - length, 20).astype(int)

@@ -25,7 +25,7 @@ class Sequence:
     """A sequence of a stateful model.
 
         with Sequence("localhost:8001", "silero_vad") as sequence:
-            for chunk in chunks:                                  # float32, [1, 512]
+            for chunk in chunks:                                  # float32, [1, any]
                 print(sequence.step(chunk)["output"])
 
     client: of tritonclient.grpc or tritonclient.http, or a `Stream`, or an address: `host:port` (gRPC) or
