@@ -1,10 +1,11 @@
 """The demo: sends many streams of speech through a real server, checks the answers, and draws a picture.
 
-Each stream is a part of the recording. Its client sends 512 new samples with each request over gRPC. The server keeps
-the stream's state and the end of its last chunk, and runs requests of several streams as one batch.
+Each stream is a part of the recording. Its client sends 20 ms of sound with each request over gRPC, as a microphone
+delivers it. The server keeps what it has of the next chunk of 32 ms, the stream's state and the end of its last chunk,
+and runs chunks of several streams as one batch.
 
-Part 1: every client waits for its answer before it sends the next chunk. Every answer is compared with ONNX Runtime
-alone. Part 2: every client sends a chunk every 32 ms, as a microphone does. The costs are compared with those of one
+Part 1: every client waits for its answer before it sends the next request. Every answer is compared with ONNX Runtime
+alone. Part 2: every client sends a request every 20 ms, as a microphone does. The costs are compared with those of one
 ONNX Runtime session for each stream, unless other processes may have decided which is cheaper.
 """
 
@@ -34,26 +35,28 @@ from support.real_time_senders import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedErro
 from support.server import ServerError, TritonServer
 from support.session_per_stream import SessionPerStream
 from support.session_per_stream import measure as measure_session_per_stream
-from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
+from support.speech import CHUNK_S, PACKET_S, SAMPLE_RATE, Stream, cut_streams, read_recording, silero_oracle
 from triton_stateful import AsyncSequence, StatefulError
 
 MODEL = "silero_vad"
 TOLERANCE = 1e-5
 LOG = paths.BUILD / "demo-server.log"
 PICTURED_STREAMS = 4
-FEW_REQUESTS_A_RUN = 4
+FEW_STEPS_A_RUN = 4
 CHECKED_AT_PACE = 40
 
 #: Printed before the results, so that no word in them is unknown.
 HOW_ANSWERS_ARE_CHECKED = (
-    "Each answer is compared with ONNX Runtime alone, which runs the same model on one stream at a time, with a batch "
-    f"of one. The answers are right if none differs by more than {TOLERANCE:.0e}."
+    f"Each request brings {PACKET_S * 1e3:.0f} ms of sound. The server makes a step of the model for each chunk of "
+    f"{CHUNK_S * 1e3:.0f} ms that is complete. Each answer is compared with ONNX Runtime alone, which runs the same "
+    "model on one stream at a time, with a batch of one. The answers are right if none differs by more than "
+    f"{TOLERANCE:.0e}."
 )
 HOW_PACE_IS_JUDGED = (
-    f"Now each stream sends a chunk every {CHUNK_S * 1e3:.0f} ms, whether or not the last one is answered. Latency "
-    f"counts from the time when a chunk was due. An answer is late if its latency is above {LATE_S * 1e3:.0f} ms. The "
-    f"pace is held if at most {LATE_SHARE:.0%} of the answers are late and no client falls {GIVE_UP_S} s behind. If it "
-    "is not held, the demo tries fewer streams."
+    f"Now each stream sends a request every {PACKET_S * 1e3:.0f} ms, whether or not the last one is answered. Latency "
+    "counts from the time when the request that completes a chunk was due. An answer is late if its latency is above "
+    f"{LATE_S * 1e3:.0f} ms. The pace is held if at most {LATE_SHARE:.0%} of the answers are late and no client falls "
+    f"{GIVE_UP_S} s behind. If it is not held, the demo tries fewer streams."
 )
 NO_COMPARISON = "No comparison with a session for each stream:"
 AGAIN = "Try again when the machine has less to do."
@@ -84,18 +87,20 @@ class Comparison:
 async def follow(
     client: grpc_client.InferenceServerClient, sequence_id: int, stream: Stream, on_step: Callable[[], None]
 ) -> Answers:
-    """One client's life: START with the first chunk, each next one after the answer, END with the last.
+    """One client's life: START with the first packet, each next one after the answer, END with the last.
 
     StatefulError if a request is refused.
     """
     answers = Answers()
     sequence = AsyncSequence(client, MODEL, sequence_id)
-    for step, samples in enumerate(stream.chunks):
+    for number, samples in enumerate(stream.packets):
         sent_at = time.perf_counter()
-        outputs = await sequence.step(samples[None], end=step == stream.steps - 1)
-        answers.latencies_s.append(time.perf_counter() - sent_at)
-        answers.probabilities.append(outputs["output"].item())
-        on_step()
+        outputs = await sequence.step(samples[None], end=number == len(stream.packets) - 1)
+        # None if the packet doesn't complete a chunk.
+        for probability in outputs["output"].ravel():
+            answers.latencies_s.append(time.perf_counter() - sent_at)
+            answers.probabilities.append(float(probability))
+            on_step()
     return answers
 
 
@@ -144,7 +149,7 @@ def compare(streams: list[Stream], answers: list[list[float]], on_stream: Callab
 
 def results_table(streams: list[Stream], answers: list[Answers], seconds: float, checked: Comparison) -> Table:
     """The figures of the run."""
-    steps = sum(stream.steps for stream in streams)
+    requests = sum(len(stream.packets) for stream in streams)
     latencies_ms = np.concatenate([given.latencies_s for given in answers]) * 1e3
     lengths = sorted(stream.seconds for stream in streams)
     p50, p99 = np.percentile(latencies_ms, [50, 99])
@@ -152,9 +157,9 @@ def results_table(streams: list[Stream], answers: list[Answers], seconds: float,
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_row("streams", f"{len(streams)}, of {lengths[0]:.0f} to {lengths[-1]:.0f} s")
-    table.add_row("requests", f"{steps:,} in {seconds:.1f} s")
-    table.add_row("requests per second", f"{steps / seconds:,.0f}")
-    table.add_row("audio per second", f"{steps * CHUNK_S / seconds:,.0f} s")
+    table.add_row("requests", f"{requests:,} in {seconds:.1f} s")
+    table.add_row("requests per second", f"{requests / seconds:,.0f}")
+    table.add_row("audio per second", f"{sum(lengths) / seconds:,.0f} s")
     table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
     verdict = "[green]right[/]" if checked.passed else "[red]WRONG[/]"
     table.add_row("answers", verdict)
@@ -165,27 +170,27 @@ def results_table(streams: list[Stream], answers: list[Answers], seconds: float,
 
 def batches_table(runs: dict[int, int]) -> Table:
     """How large the batches were: 1, 2 to 3, 4 to 7 and so on."""
-    requests = sum(size * count for size, count in runs.items())
+    steps = sum(size * count for size, count in runs.items())
     table = Table(title="batch sizes (Triton's statistics)", title_justify="left")
     table.add_column("batch size", justify="right")
     table.add_column("runs", justify="right")
-    table.add_column("share of all requests")
+    table.add_column("share of all steps")
     low = 1
     while runs and low <= max(runs):
         high = low * 2 - 1
         group = {size: count for size, count in runs.items() if low <= size <= high}
-        share = sum(size * count for size, count in group.items()) / requests
+        share = sum(size * count for size, count in group.items()) / steps
         label = str(low) if low == high else f"{low} to {high}"
         table.add_row(label, f"{sum(group.values()):,}", f"{share:4.0%} " + "█" * round(share * 30))
         low = high + 1
     if runs:
-        table.caption = f"{sum(runs.values()):,} runs, {requests / sum(runs.values()):.1f} requests per run on average"
+        table.caption = f"{sum(runs.values()):,} runs, {steps / sum(runs.values()):.1f} steps per run on average"
     return table
 
 
 @dataclass
 class Costs:
-    """What a request costs in ONNX Runtime: here, and with a session for each stream. In microseconds."""
+    """What a step costs in ONNX Runtime: here, and with a session for each stream. In microseconds."""
 
     least: float  # of this server, without what other processes may have added
     most: float
@@ -202,7 +207,7 @@ def why_not_comparable(done: list[Try], cost: Costs) -> str | None:
             )
     if (cost.least < cost.per_stream) != (cost.most < cost.per_stream):
         return (
-            f"{done[-1].cpu.told()}. Without them, the time in ONNX Runtime per request may be anything from "
+            f"{done[-1].cpu.told()}. Without them, the time in ONNX Runtime per step may be anything from "
             f"{cost.least:.0f} to {cost.most:.0f} µs. With a session for each stream it is {cost.per_stream:.0f} µs."
         )
     return None
@@ -222,7 +227,7 @@ def real_time_table(
     held: Try, asked: int, per_stream: SessionPerStream, checked: Comparison, *, compared: bool
 ) -> Table:
     """The costs at the pace of real time, beside those of a session for each stream if the two can be compared."""
-    streams, audio_s = held.pace.streams, held.pace.steps * CHUNK_S
+    streams, audio_s = held.pace.streams, held.pace.packets * PACKET_S
     p50, p99 = held.latency_ms
     cost = costs(held, per_stream)
     how = "" if held.outcome.held else ", not held"
@@ -238,15 +243,15 @@ def real_time_table(
 
     if streams < asked:
         row("streams asked for", f"{asked}: not held")
-    row("requests per second", f"{streams / CHUNK_S:,.0f}")
+    row("requests per second", f"{streams / PACKET_S:,.0f}")
     row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
     row("late answers", f"{held.outcome.late_share:.2%}")
-    requests_a_run = held.cost.requests / max(held.cost.runs, 1)
-    row("requests per run", f"{requests_a_run:.1f}", "1")
+    steps_a_run = held.cost.steps / max(held.cost.runs, 1)
+    row("steps per run", f"{steps_a_run:.1f}", "1")
     server_cores, per_stream_cores = held.cost.cpu_s / audio_s, per_stream.cpu_s_per_step * streams / CHUNK_S
     for what, (least, most), theirs, form, unit in (
-        ("time in ONNX Runtime per request", (cost.least, cost.most), cost.per_stream, "{:.0f}", "µs"),
-        ("CPU time per request, in all", (held.cpu_us_per_step,) * 2, cost.per_stream, "{:.0f}", "µs"),
+        ("time in ONNX Runtime per step", (cost.least, cost.most), cost.per_stream, "{:.0f}", "µs"),
+        ("CPU time per step, in all", (held.cpu_us_per_step,) * 2, cost.per_stream, "{:.0f}", "µs"),
         ("CPU cores for all streams", (server_cores, server_cores), per_stream_cores, "{:.2f}", ""),
         ("memory per stream", (STATE_BYTES / 1e3,) * 2, per_stream.bytes_per_stream / 1e3, "{:,.1f}", "kB"),
     ):
@@ -257,7 +262,7 @@ def real_time_table(
         f"The clients used {client_cores:.1f} of this machine's {CORES} CPU cores; {held.cpu.told()}. "
         f"{checked.bit_equal:,} of the {checked.steps:,} answers that were checked are equal to the last bit."
     )
-    if requests_a_run < FEW_REQUESTS_A_RUN:
+    if steps_a_run < FEW_STEPS_A_RUN:
         table.caption += " Batches were small: few streams share little, and gRPC costs each request the same."
     return table
 
@@ -285,9 +290,8 @@ def draw(
 
 
 def _draw_stream(axis, stream: Stream, given: Answers) -> None:
-    waveform = stream.waveform
-    seconds = np.arange(len(waveform)) * (stream.seconds / len(waveform))
-    axis.plot(seconds, waveform, color="0.65", linewidth=0.4, rasterized=True)
+    seconds = np.arange(len(stream.samples)) / SAMPLE_RATE
+    axis.plot(seconds, stream.samples, color="0.65", linewidth=0.4, rasterized=True)
     axis.set_ylim(-1.05, 1.05)
     axis.set_xlim(0, stream.seconds)
     axis.set_xlabel("time, s", fontsize=8)
@@ -322,7 +326,7 @@ def _draw_costs(axis, cost: Costs, why_not: str | None) -> None:
     bars = {"a session\nper stream": cost.per_stream, "this server": cost.most}
     doubt = [[0, cost.most - cost.least], [0, 0]]
     axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"], xerr=doubt)
-    axis.set_xlabel("time in ONNX Runtime per request, µs (linear; line: may be due to other processes)", fontsize=8)
+    axis.set_xlabel("time in ONNX Runtime per step, µs (linear; line: may be due to other processes)", fontsize=8)
     axis.set_title("What batching saves", loc="left", fontsize=9)
 
 
@@ -404,9 +408,9 @@ def main() -> int:
     option(
         "--real-time",
         type=_positive,
-        default=500,
+        default=300,
         metavar="N",
-        help="streams in part 2; fewer if the pace is not held (default: 500)",
+        help="streams in part 2; fewer if the pace is not held (default: 300)",
     )
     option(
         "--out",

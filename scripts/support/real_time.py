@@ -13,14 +13,15 @@ from support import real_time_senders
 from support.cpu_use import CORES, CpuMeter, CpuUse, waited_s
 from support.real_time_senders import Outcome, Pace
 from support.server import TritonServer
-from support.speech import CHUNK_S, CONTEXT_SAMPLES
+from support.speech import CHUNK_S, CHUNK_SAMPLES, CONTEXT_SAMPLES
 
 SECONDS = 5.0
 # On a machine that is busy with other things, none may be few enough.
 MOST_TRIES = 5
 # Ids of the streams begin here, a thousand for each try.
 FIRST_ID = 100_000
-STATE_BYTES = 4 * (2 * 128 + CONTEXT_SAMPLES)
+# The state, the context, and what is left over of packets, at most.
+STATE_BYTES = 4 * (2 * 128 + CONTEXT_SAMPLES + CHUNK_SAMPLES - 1)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Cost:
 
     cpu_s: float
     runs: int
-    requests: int
+    steps: int
     infer_s: float  # in ONNX Runtime
     waited_s: float | None  # its threads, for a CPU
 
@@ -37,7 +38,7 @@ class Cost:
         return Cost(
             self.cpu_s - earlier.cpu_s,
             self.runs - earlier.runs,
-            self.requests - earlier.requests,
+            self.steps - earlier.steps,
             self.infer_s - earlier.infer_s,
             None if self.waited_s is None or earlier.waited_s is None else self.waited_s - earlier.waited_s,
         )
@@ -60,12 +61,12 @@ class Try:
 
     @property
     def cpu_us_per_step(self) -> float:
-        """Of the server, gRPC and all."""
-        return self.cost.cpu_s / self.cost.requests * 1e6
+        """Of the server, gRPC and all: a step is 1.6 requests."""
+        return self.cost.cpu_s / self.cost.steps * 1e6
 
     @property
     def needed_cores(self) -> float:
-        """How many CPU cores the server and the clients would need if every request cost what those here did."""
+        """How many CPU cores the server and the clients would need if every step cost what those here did."""
         client_s = self.outcome.client_cpu_s / len(self.outcome.latencies_s)
         return (self.cpu_us_per_step / 1e6 + client_s) * self.pace.streams / CHUNK_S
 
@@ -84,7 +85,7 @@ class Try:
         """
         waited = self.cpu.others_s if self.cost.waited_s is None else min(self.cpu.others_s, self.cost.waited_s)
         least = max(0.0, self.cost.infer_s - waited)
-        return least / self.cost.requests * 1e6, self.cost.infer_s / self.cost.requests * 1e6
+        return least / self.cost.steps * 1e6, self.cost.infer_s / self.cost.steps * 1e6
 
 
 def tries(server: TritonServer, model: str, streams: int, seed: int, on_try: Callable[[Try], None]) -> list[Try]:

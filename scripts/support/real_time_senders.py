@@ -1,4 +1,4 @@
-"""Many streams at the pace of real time: each sends a chunk every 32 ms, whether or not the last one is answered.
+"""Many streams at the pace of real time: each sends 20 ms of sound every 20 ms, whether or not the last one is answered.
 
 The clients share a few gRPC streams of a few processes, so that on a small machine they leave something for the server.
 """
@@ -18,16 +18,16 @@ import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2
 
-from support.speech import CHUNK_S, CHUNK_SAMPLES, Stream, cut_streams, read_recording
+from support.speech import PACKET_S, PACKET_SAMPLES, Stream, cut_streams, read_recording
 
 PROCESSES = 2
-# The answer to a chunk is late when the next chunk has come.
-LATE_S = CHUNK_S
+# An answer is late when the next packet is due.
+LATE_S = PACKET_S
 # Held is a pace at which hardly an answer is late.
 LATE_SHARE = 0.01
 # Who is this far behind does not catch up.
 GIVE_UP_S = 0.5
-# The first chunk is due this long after the last sender is ready.
+# The first packet is due this long after the last sender is ready.
 START_IN_S = 0.1
 # A sender takes seconds to start on a busy machine.
 READY_TIMEOUT_S = 60
@@ -40,20 +40,20 @@ class Pace:
 
     model: str
     streams: int
-    steps: int
+    packets: int
     seed: int
     first_id: int
 
-    def due_s(self, stream: int, step: int) -> float:
-        """When a chunk is there to be sent, after the start: the streams are spread evenly over a chunk's time."""
-        return (step + stream / self.streams) * CHUNK_S
+    def due_s(self, stream: int, packet: int) -> float:
+        """When a packet is there to be sent, after the start: the streams are spread evenly over a packet's time."""
+        return (packet + stream / self.streams) * PACKET_S
 
 
 @dataclass
 class Outcome:
     """What came of it."""
 
-    latencies_s: np.ndarray  # from when a chunk was due to its answer, one for each that was sent
+    latencies_s: np.ndarray  # from when a packet was due to its answer, one for each that completed a chunk
     probabilities: list[list[float]]  # of each stream
     client_cpu_s: float
     gave_up: bool = False
@@ -75,12 +75,12 @@ class RefusedError(Exception):
 
 def streams_of(pace: Pace) -> list[Stream]:
     """The streams, the same in every process."""
-    return cut_streams(read_recording(), pace.streams, pace.seed, (pace.steps, pace.steps))
+    return cut_streams(read_recording(), pace.streams, pace.seed, (pace.packets, pace.packets))
 
 
 def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id: int) -> tuple[Pace, Outcome]:
     """All streams for some seconds of audio."""
-    pace = Pace(model, streams, round(seconds / CHUNK_S), seed, first_id)
+    pace = Pace(model, streams, round(seconds / PACKET_S), seed, first_id)
     shares = [range(streams)[at::PROCESSES] for at in range(min(PROCESSES, streams))]
     # grpc does not survive a fork
     context = multiprocessing.get_context("spawn")
@@ -133,7 +133,7 @@ class _Sender:
         self.pace = pace
         self.share = share
         cut = streams_of(pace)
-        self.chunks = {stream: cut[stream].chunks for stream in share}
+        self.packets = {stream: cut[stream].packets for stream in share}
         self.heads = {(stream, kind): _head(pace, stream, *kind) for stream in share for kind in _KINDS}
         self.waiting: dict[int, deque[float]] = {stream: deque() for stream in share}
         self.probabilities: dict[int, list[float]] = {stream: [] for stream in share}
@@ -148,42 +148,44 @@ class _Sender:
             self.started_at = start.wait()
             before = process.cpu_times()
             for answer in channel.stream_stream(_STREAM_INFER)(self._messages()):
-                latencies.append(self._settle(answer))
+                latency_s, made_a_step = self._settle(answer)
+                if made_a_step:
+                    latencies.append(latency_s)
         after = process.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
         return Outcome(np.array(latencies), list(self.probabilities.values()), cpu_s, self.gave_up)
 
     def _messages(self) -> Iterator[bytes]:
-        last = self.pace.steps - 1
-        for step in range(self.pace.steps):
+        last = self.pace.packets - 1
+        for packet in range(self.pace.packets):
             for stream in self.share:
-                due = self.started_at + self.pace.due_s(stream, step)
+                due = self.started_at + self.pace.due_s(stream, packet)
                 wait = due - time.monotonic()
                 if wait > 0.0002:
                     time.sleep(wait)
                 self.gave_up = self.gave_up or wait < -GIVE_UP_S
                 # a sequence is ended in any case
-                if self.gave_up and 0 < step < last:
+                if self.gave_up and 0 < packet < last:
                     continue
                 self.waiting[stream].append(due)
-                kind = (step == 0, step == last)
-                yield self.heads[stream, kind] + _SAMPLES + self.chunks[stream][step].tobytes()
+                kind = (packet == 0, packet == last)
+                yield self.heads[stream, kind] + _SAMPLES + self.packets[stream][packet].tobytes()
 
-    def _settle(self, message: bytes) -> float:
-        """Keeps an answer; the seconds since it was due. Those of a stream come in order."""
+    def _settle(self, message: bytes) -> tuple[float, bool]:
+        """Keeps an answer. The seconds since it was due, and whether it has a step. Those of a stream come in order."""
         answer = service_pb2.ModelStreamInferResponse.FromString(message)
         if answer.error_message:
             raise RefusedError(answer.error_message)
         stream = int(answer.infer_response.id)
-        [probability] = np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32)
-        self.probabilities[stream].append(float(probability))
-        return time.monotonic() - self.waiting[stream].popleft()
+        probabilities = np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32)
+        self.probabilities[stream].extend(probabilities.tolist())
+        return time.monotonic() - self.waiting[stream].popleft(), len(probabilities) > 0
 
 
 _KINDS = [(False, False), (True, False), (False, True), (True, True)]
-# The tag of `raw_input_contents` and the length of a chunk: what follows a head is the samples.
-_SAMPLES = service_pb2.ModelInferRequest(raw_input_contents=[bytes(CHUNK_SAMPLES * 4)]).SerializeToString()[
-    : -CHUNK_SAMPLES * 4
+# The tag of `raw_input_contents` and the length of a packet: what follows a head is the samples.
+_SAMPLES = service_pb2.ModelInferRequest(raw_input_contents=[bytes(PACKET_SAMPLES * 4)]).SerializeToString()[
+    : -PACKET_SAMPLES * 4
 ]
 
 
@@ -193,5 +195,5 @@ def _head(pace: Pace, stream: int, start: bool, end: bool) -> bytes:
     request.parameters["sequence_id"].int64_param = pace.first_id + stream
     request.parameters["sequence_start"].bool_param = start
     request.parameters["sequence_end"].bool_param = end
-    request.inputs.add(name="input", datatype="FP32", shape=[1, CHUNK_SAMPLES])
+    request.inputs.add(name="input", datatype="FP32", shape=[1, PACKET_SAMPLES])
     return request.SerializeToString()

@@ -1,9 +1,10 @@
-"""Recorded speech as a streaming client sends it, and the speech model's shape."""
+"""Recorded speech as a streaming client sends it, and the shape of the speech model."""
 
 from __future__ import annotations
 
 import wave
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ SAMPLE_RATE = 16000
 CHUNK_SAMPLES = 512
 CONTEXT_SAMPLES = 64
 CHUNK_S = CHUNK_SAMPLES / SAMPLE_RATE
+#: What a client sends at once: 20 ms, as microphones and telephone lines deliver it.
+PACKET_SAMPLES = 320
+PACKET_S = PACKET_SAMPLES / SAMPLE_RATE
 
 
 def read_recording(path: Path = paths.RECORDING) -> np.ndarray:
@@ -45,39 +49,39 @@ class Stream:
     name: str
     start_s: float
     gain: float
-    inputs: np.ndarray  # of the model, [steps, 576], float32
+    samples: np.ndarray  # float32, a whole number of packets
+
+    @cached_property
+    def inputs(self) -> np.ndarray:
+        """What the model takes, [steps, 576], float32."""
+        return inputs_of(self.samples)
+
+    @property
+    def packets(self) -> np.ndarray:
+        """What its client sends, [requests, 320]."""
+        return self.samples.reshape(-1, PACKET_SAMPLES)
 
     @property
     def steps(self) -> int:
-        """How many requests the stream is."""
-        return len(self.inputs)
+        """How many steps the server makes of it. The samples after the last whole chunk make none."""
+        return len(self.samples) // CHUNK_SAMPLES
 
     @property
     def seconds(self) -> float:
         """How long its audio is."""
-        return self.steps * CHUNK_S
-
-    @property
-    def chunks(self) -> np.ndarray:
-        """What its client sends: the new samples, [steps, 512]."""
-        return self.inputs[:, CONTEXT_SAMPLES:]
-
-    @property
-    def waveform(self) -> np.ndarray:
-        """Its samples, one after another."""
-        return self.chunks.reshape(-1)
+        return len(self.samples) / SAMPLE_RATE
 
 
-def cut_streams(recording: np.ndarray, count: int, seed: int, steps: tuple[int, int] = (150, 500)) -> list[Stream]:
-    """count stretches of the recording, each with its own start, gain (0.3 to 1.2) and number of steps."""
+def cut_streams(recording: np.ndarray, count: int, seed: int, packets: tuple[int, int] = (240, 800)) -> list[Stream]:
+    """count stretches of the recording, each with its own start, gain (0.3 to 1.2) and number of packets."""
     random = np.random.default_rng(seed)
     streams = []
     for index in range(count):
-        length = int(random.integers(*steps, endpoint=True)) * CHUNK_SAMPLES
+        length = int(random.integers(*packets, endpoint=True)) * PACKET_SAMPLES
         start = int(random.integers(0, len(recording) - length, endpoint=True))
         gain = float(random.uniform(0.3, 1.2))
         samples = np.clip(recording[start : start + length] * np.float32(gain), -1, 1)
-        streams.append(Stream(f"stream {index + 1}", start / SAMPLE_RATE, gain, inputs_of(samples)))
+        streams.append(Stream(f"stream {index + 1}", start / SAMPLE_RATE, gain, samples))
     return streams
 
 

@@ -27,7 +27,7 @@ def test_answers_are_right_if_there_are_some_and_none_is_far_off(steps, worst, p
 
 
 def test_streams_without_all_their_answers_are_not_compared(monkeypatch):
-    pace = real_time_senders.Pace("silero_vad", streams=2, steps=3, seed=1, first_id=1)
+    pace = real_time_senders.Pace("silero_vad", streams=2, packets=5, seed=1, first_id=1)
     outcome = real_time_senders.Outcome(None, [[0.5, 0.5], []], client_cpu_s=0, gave_up=True)
     monkeypatch.setattr(demo, "compare", lambda streams, answers, on_stream: (streams, answers))
     assert demo.check_at_pace(demo.Try(pace, outcome, cost=None, cpu=None)) == ([], [])
@@ -47,14 +47,14 @@ def test_senders_start_at_one_time_which_is_still_to_come_when_the_last_is_ready
 def a_try(
     infer_us: float = 100, others: float = 0, waited: float | None = None, client_s: float = 1, late: float = 0
 ) -> demo.Try:
-    """50 streams for 5 s, which are 7800 requests.
+    """50 streams for 5 s, which are 7800 steps.
 
     infer_us: in ONNX Runtime, for each. others: CPU cores that other processes used. waited: of the server, for a CPU.
     """
-    pace = real_time_senders.Pace("silero_vad", streams=50, steps=156, seed=1, first_id=1)
+    pace = real_time_senders.Pace("silero_vad", streams=50, packets=250, seed=1, first_id=1)
     latencies = np.where(np.arange(7800) < late * 7800, 0.2, 0.004)
     outcome = real_time_senders.Outcome(latencies, [], client_cpu_s=client_s)
-    cost = Cost(cpu_s=2, runs=3900, requests=7800, infer_s=infer_us * 7800 / 1e6, waited_s=waited)
+    cost = Cost(cpu_s=2, runs=3900, steps=7800, infer_s=infer_us * 7800 / 1e6, waited_s=waited)
     return demo.Try(pace, outcome, cost, CpuUse(seconds=5, ours_s=3, others_s=5 * others))
 
 
