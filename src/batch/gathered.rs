@@ -31,13 +31,19 @@ struct Together {
 }
 
 impl Gathering {
-    /// Adds the outputs of a step.
-    pub fn add(&mut self, binding: &Binding, step: Vec<RowOutput>, most_bytes: usize) -> Result<(), RequestError> {
-        self.bytes = step.iter().map(|output| output.bytes.len()).fold(self.bytes, usize::saturating_add);
+    /// Counts a step, whose outputs have so many bytes.
+    pub fn count(&mut self, bytes: usize, most_bytes: usize) -> Result<(), RequestError> {
+        self.bytes = self.bytes.saturating_add(bytes);
         self.steps += 1;
         if self.steps > 1 && self.bytes > most_bytes {
             return Err(RunError::AnswerTooLarge { bytes: self.bytes, limit: most_bytes }.into());
         }
+        Ok(())
+    }
+
+    /// Adds the outputs of a step.
+    pub fn add(&mut self, binding: &Binding, step: Vec<RowOutput>, most_bytes: usize) -> Result<(), RequestError> {
+        self.count(step.iter().map(|output| output.bytes.len()).sum(), most_bytes)?;
         if self.outputs.is_empty() {
             let how = |output: &RowOutput| {
                 let bound = binding.outputs.iter().find(|bound| bound.c_name == output.name && bound.is_response);

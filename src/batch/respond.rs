@@ -196,8 +196,12 @@ impl Row {
     }
 }
 
-/// A response with the outputs that the request wants, none of them with an element.
+/// The answer to a request that makes no step: the outputs that it wants, none of them with an element. Where each step has
+/// an answer of its own, it has only what the request reads of the state; if that is nothing, there is no response.
 pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
+    if binding.answers_each_step {
+        return without_outputs(row);
+    }
     let response = row.request.response()?;
     row.answer_id(&response)?;
     for index in 0..row.request.output_count()? {
@@ -212,6 +216,16 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
         let output = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
+    row.answer_steps(&response)?;
+    Ok(response)
+}
+
+fn without_outputs(row: &Row) -> Result<Response, RequestError> {
+    if !row.asked.as_ref().is_some_and(|asked| asked.reads()) {
+        return Ok(row.request.end()?);
+    }
+    let response = row.request.response()?;
+    row.answer_id(&response)?;
     row.answer_steps(&response)?;
     Ok(response)
 }

@@ -58,18 +58,30 @@ impl Row {
     }
 
     /// A response for the outputs of its next step.
-    pub fn step_response(&self) -> Result<Response, triton::Error> {
-        if self.course.is_some() { Ok(Response::of_step()) } else { self.request.response() }
+    pub fn step_response(&self, binding: &Binding) -> Result<Response, triton::Error> {
+        let is_gathered = self.course.is_some() && !binding.answers_each_step;
+        if is_gathered { Ok(Response::of_step()) } else { self.request.response() }
     }
 
     /// Takes the outputs of a step. If it was the last, returns the response to the request, with the outputs of all steps.
+    /// Where each step has an answer of its own, returns that.
     pub fn gather_step(&mut self, binding: &Binding, step: Response) -> Result<Response, RequestError> {
         let Some(course) = &mut self.course else { return Ok(step) };
-        course.outputs.add(binding, step.take_outputs(), binding.most_steps.answer_bytes)?;
+        let most_bytes = binding.most_steps.answer_bytes;
+        if binding.answers_each_step {
+            course.outputs.count(step.byte_len(), most_bytes)?;
+            step.set_number(c"step", course.made + 1)?;
+        } else {
+            course.outputs.add(binding, step.take_outputs(), most_bytes)?;
+        }
+        course.is_over = !self.state.is_partial;
         if self.state.is_partial {
             return Ok(step);
         }
-        course.is_over = true;
+        if binding.answers_each_step {
+            self.answer_steps(&step)?;
+            return Ok(step);
+        }
         let outputs = std::mem::take(&mut course.outputs);
         let response = self.request.response()?;
         self.answer_id(&response)?;

@@ -399,17 +399,18 @@ impl Instance {
     /// Makes the responses of a batch that ran over `rows` rows.
     fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
-        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response()?)).collect();
+        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response(&self.model.binding)?)).collect();
         answers.fill_responses(batch, &mut responses)?;
         Ok(self.gather_steps(batch, responses))
     }
 
     /// Answers the rows of a batch whose states have been stored.
     fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
-        let of_step = times;
+        let (of_step, each) = (times, self.model.binding.answers_each_step);
         for (row, response) in batch.iter_mut().zip(responses) {
             times = row.times(of_step);
-            if response.is_ok() && row.has_more_steps() {
+            if let (Ok(_), true) = (&response, row.has_more_steps()) {
+                response.into_iter().filter(|_| each).for_each(|response| row.request.send_part(response));
                 continue;
             }
             let response = response.and_then(|response| {

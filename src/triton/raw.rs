@@ -1,5 +1,6 @@
 //! A request and its response as Triton lends and takes them: the calls, and who gives which object back when.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
@@ -9,7 +10,7 @@ use rows::client::ClientBytesMut;
 use rows::tensor::DataType;
 use rows::{NoMemory, reserve};
 use sequences::SequenceId;
-use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, call};
+use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, TRITONBACKEND_ResponseFactory, call};
 
 use super::error::{Code, Error, check};
 use super::types;
@@ -24,10 +25,20 @@ unsafe impl Send for RawRequest {}
 unsafe impl Sync for RawRequest {}
 
 /// A response that has not been sent. Dropping it deletes it.
-pub struct RawResponse(NonNull<TRITONBACKEND_Response>);
+pub struct RawResponse {
+    raw: NonNull<TRITONBACKEND_Response>,
+    /// Of its outputs.
+    bytes: Cell<usize>,
+}
 
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for RawResponse {}
+
+/// The end of a request without another response. Dropping it unsent deletes it.
+pub struct RawEnd(NonNull<TRITONBACKEND_ResponseFactory>);
+
+// SAFETY: Triton lets a factory be used and deleted by any thread; its owner does so from one at a time.
+unsafe impl Send for RawEnd {}
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {
@@ -48,7 +59,18 @@ impl RawRequest {
         // SAFETY: the request is alive until it is released; the response is handed over.
         unsafe {
             check(call!(TRITONBACKEND_ResponseNew(&mut response, self.0.as_ptr())))?;
-            NonNull::new(response).map(RawResponse).ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
+            let raw = NonNull::new(response).ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))?;
+            Ok(RawResponse { raw, bytes: Cell::new(0) })
+        }
+    }
+
+    /// The end of the request without another response.
+    pub fn end(&self) -> Result<RawEnd, Error> {
+        let mut factory = ptr::null_mut();
+        // SAFETY: the request is alive until it is released; the factory is handed over.
+        unsafe {
+            check(call!(TRITONBACKEND_ResponseFactoryNew(&mut factory, self.0.as_ptr())))?;
+            NonNull::new(factory).map(RawEnd).ok_or_else(|| Error::new(Code::Internal, "Triton made no factory"))
         }
     }
 
@@ -65,6 +87,11 @@ impl RawRequest {
 }
 
 impl RawResponse {
+    /// Bytes of the outputs that have been added.
+    pub const fn byte_len(&self) -> usize {
+        self.bytes.get()
+    }
+
     /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
     /// calls return the same memory.
     pub fn output(
@@ -82,7 +109,7 @@ impl RawResponse {
         unsafe {
             let data_type = types::raw_data_type(data_type);
             check(call!(TRITONBACKEND_ResponseOutput(
-                self.0.as_ptr(),
+                self.raw.as_ptr(),
                 &mut output,
                 name.as_ptr(),
                 data_type,
@@ -91,6 +118,7 @@ impl RawResponse {
             )))?;
             check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
         }
+        self.bytes.set(self.bytes.get().saturating_add(bytes));
         let on_host = memory != triton_sys::TRITONSERVER_MEMORY_GPU || bytes == 0;
         // SAFETY: Triton allocated that many bytes, where it says, for this output alone. They live as long as the
         // response, which is borrowed.
@@ -108,7 +136,7 @@ impl RawResponse {
     /// next step's request.
     pub fn set_sequence_id(&self, id: &SequenceId) -> Result<(), Error> {
         let name = c"stateful_sequence_id".as_ptr();
-        let raw = self.0.as_ptr();
+        let raw = self.raw.as_ptr();
         let set = match id {
             // SAFETY: the response is alive; the name lives as long as the program.
             SequenceId::Number(number) => unsafe {
@@ -130,21 +158,21 @@ impl RawResponse {
     pub fn set_number(&self, name: &CStr, number: i64) -> Result<(), Error> {
         // SAFETY: the response is alive; the call copies the name.
         let set =
-            unsafe { check(call!(TRITONBACKEND_ResponseSetIntParameter(self.0.as_ptr(), name.as_ptr(), number))) };
+            unsafe { check(call!(TRITONBACKEND_ResponseSetIntParameter(self.raw.as_ptr(), name.as_ptr(), number))) };
         match set {
             Err(error) if error.code == Code::Unsupported => Ok(()),
             set => set,
         }
     }
 
-    /// Sends it as the final response, with the error if there is one.
-    pub fn send(self, error: Option<Error>) -> Result<(), Error> {
+    /// Sends it, with the error if there is one. Nothing follows a response that is final.
+    pub fn send(self, error: Option<Error>, is_final: bool) -> Result<(), Error> {
+        let flags = if is_final { triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL } else { 0 };
         let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());
-        let raw = ManuallyDrop::new(self).0.as_ptr();
+        let raw = ManuallyDrop::new(self).raw.as_ptr();
         // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
         unsafe {
-            let sent =
-                check(call!(TRITONBACKEND_ResponseSend(raw, triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error)));
+            let sent = check(call!(TRITONBACKEND_ResponseSend(raw, flags, error)));
             if !error.is_null() {
                 let _ = call!(TRITONSERVER_ErrorDelete(error));
             }
@@ -153,10 +181,29 @@ impl RawResponse {
     }
 }
 
+impl RawEnd {
+    /// Says that the request has had its last response.
+    pub fn send(self) -> Result<(), Error> {
+        let flags = triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL;
+        // SAFETY: the factory is alive until it is dropped.
+        unsafe { check(call!(TRITONBACKEND_ResponseFactorySendFlags(self.0.as_ptr(), flags))) }
+    }
+}
+
+impl Drop for RawEnd {
+    fn drop(&mut self) {
+        // SAFETY: alive, and never used again.
+        let deleted = unsafe { check(call!(TRITONBACKEND_ResponseFactoryDelete(self.0.as_ptr()))) };
+        if let Err(error) = deleted {
+            log::error!("a response factory could not be deleted: {error}");
+        }
+    }
+}
+
 impl Drop for RawResponse {
     fn drop(&mut self) {
         // SAFETY: alive and not sent, or `send` would not drop it.
-        let deleted = unsafe { check(call!(TRITONBACKEND_ResponseDelete(self.0.as_ptr()))) };
+        let deleted = unsafe { check(call!(TRITONBACKEND_ResponseDelete(self.raw.as_ptr()))) };
         if let Err(error) = deleted {
             log::error!("a response could not be deleted: {}", error.message);
         }

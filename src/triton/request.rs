@@ -278,6 +278,21 @@ impl Request {
         }
     }
 
+    /// An answer without a response: only the flag that says that none follows.
+    pub fn end(&self) -> Result<Response, Error> {
+        match &self.part {
+            Some(_) => self.response(),
+            None => self.raw.end().map(Response::end),
+        }
+    }
+
+    /// Sends a response that others follow. One that can't be sent is logged: the client misses it.
+    pub fn send_part(&self, response: Response) {
+        if let Err(error) = response.send_part() {
+            log::error!("a response could not be sent: {error}");
+        }
+    }
+
     /// Releases a request that gets no answer.
     pub fn release_unanswered(mut self) {
         self.answered = true;

@@ -10,7 +10,7 @@ use rows::tensor::DataType;
 use sequences::SequenceId;
 
 use super::error::{Code, Error};
-use super::raw::{OutputMemory, RawResponse, no_memory};
+use super::raw::{OutputMemory, RawEnd, RawResponse, no_memory};
 use super::rows::{RowOutput, Whole};
 
 /// A response that has not been sent. Dropping it deletes it.
@@ -26,6 +26,8 @@ enum Kind {
     },
     /// For a step of a request of several: it is never sent.
     Step(Mutex<Vec<RowOutput>>),
+    /// No response, only the flag that no other follows.
+    End(RawEnd),
 }
 
 impl Response {
@@ -42,11 +44,27 @@ impl Response {
         Self(Kind::Step(Mutex::new(Vec::new())))
     }
 
+    /// The end of a request that gets no other response.
+    pub(super) const fn end(raw: RawEnd) -> Self {
+        Self(Kind::End(raw))
+    }
+
     /// The outputs that [`Response::of_step`] has taken; none of another response.
     pub fn take_outputs(&self) -> Vec<RowOutput> {
         match &self.0 {
             Kind::Step(outputs) => std::mem::take(&mut outputs.lock()),
-            Kind::Whole(_) | Kind::Row { .. } => Vec::new(),
+            Kind::Whole(_) | Kind::Row { .. } | Kind::End(_) => Vec::new(),
+        }
+    }
+
+    /// Bytes of its outputs.
+    pub fn byte_len(&self) -> usize {
+        match &self.0 {
+            Kind::Whole(raw) => raw.byte_len(),
+            Kind::Row { outputs, .. } | Kind::Step(outputs) => {
+                outputs.lock().iter().map(|output| output.bytes.len()).sum()
+            }
+            Kind::End(_) => 0,
         }
     }
 
@@ -61,6 +79,7 @@ impl Response {
     ) -> Result<OutputMemory<'_>, Error> {
         match &self.0 {
             Kind::Whole(raw) => raw.output(name, data_type, dims, bytes),
+            Kind::End(_) => Err(Error::new(Code::Internal, "an answer without a response has no outputs")),
             Kind::Row { outputs, .. } | Kind::Step(outputs) => {
                 let mut memory = reserve(bytes).map_err(no_memory)?;
                 memory.resize(bytes, 0u8);
@@ -78,7 +97,7 @@ impl Response {
     pub fn set_sequence_id(&self, id: &SequenceId) -> Result<(), Error> {
         match &self.0 {
             Kind::Whole(raw) => raw.set_sequence_id(id),
-            Kind::Row { .. } | Kind::Step(_) => Ok(()),
+            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
         }
     }
 
@@ -86,14 +105,23 @@ impl Response {
     pub fn set_number(&self, name: &CStr, number: usize) -> Result<(), Error> {
         match &self.0 {
             Kind::Whole(raw) => raw.set_number(name, i64::try_from(number).unwrap_or(i64::MAX)),
-            Kind::Row { .. } | Kind::Step(_) => Ok(()),
+            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
+        }
+    }
+
+    /// Sends it as a response that others follow.
+    pub(super) fn send_part(self) -> Result<(), Error> {
+        match self.0 {
+            Kind::Whole(raw) => raw.send(None, false),
+            _ => Err(Error::new(Code::Internal, "only a whole response can be followed by others")),
         }
     }
 
     /// Sends it as the final response, with the error if there is one.
     pub(super) fn send(self, error: Option<Error>) -> Result<(), Error> {
         match self.0 {
-            Kind::Whole(raw) => raw.send(error),
+            Kind::Whole(raw) => raw.send(error, true),
+            Kind::End(raw) => raw.send(),
             Kind::Step(_) => Err(Error::new(Code::Internal, "the outputs of a step were to be sent")),
             Kind::Row { whole, row, outputs } => whole.answer(row, error.map_or_else(|| Ok(outputs.into_inner()), Err)),
         }

@@ -134,7 +134,7 @@ impl Whole {
             }
             Ok(())
         });
-        response.send(filled.err())
+        response.send(filled.err(), true)
     }
 }
 

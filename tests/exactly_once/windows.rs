@@ -14,6 +14,13 @@ fn schedulers() -> [Value; 4] {
     [cut(oldest(8)), cut(direct()), cut(own(&[])), cut(own(&[("worker_count", "2")]))]
 }
 
+/// The same, with an answer for each step.
+fn decoupled(mut config: Value) -> Value {
+    config["model_transaction_policy"] = json!({ "decoupled": true });
+    config["output"][0]["dims"] = json!([2]);
+    config
+}
+
 /// A request that brings these elements. With an `at` above 3, its first step fails.
 fn bringing(id: u64, flags: u32, values: &[f32], at: i64) -> Request {
     let bytes = bytemuck::cast_slice(values).to_vec();
@@ -30,8 +37,19 @@ fn sums_of_steps(request: &Request) -> Option<Vec<Row>> {
             assert_eq!(dims.as_slice(), [1, sums.len() as i64, 2]);
             Some(sums)
         }
-        Answer::Error(..) => None,
+        Answer::End | Answer::Error(..) => None,
     }
+}
+
+/// The sums in the answers for each step, which all came; `None` if the last is an error.
+fn sums_of_answers(request: &Request) -> (Vec<Row>, Option<()>) {
+    let sum = |answer: &Answer| match answer {
+        Answer::Outputs(outputs) => Some(bytemuck::pod_read_unaligned(&outputs["SUM"].1)),
+        Answer::End | Answer::Error(..) => None,
+    };
+    let last = request.answer();
+    let sums = request.parts().iter().chain(&last).filter_map(sum).collect();
+    (sums, last.filter(|last| !matches!(last, Answer::Error(..))).map(|_| ()))
 }
 
 /// What a sequence has.
@@ -89,9 +107,60 @@ fn requests_of_any_length_are_answered_with_the_sums_of_their_windows() {
 }
 
 #[test]
+fn each_step_is_answered_when_it_is_made() {
+    let Some(triton) = Triton::start() else { return };
+    for (seed, config) in (1..).zip(schedulers().map(decoupled)) {
+        let (model, mut random) = (load(&triton, &config), Random::new(seed));
+        let mut known = vec![Known::default(); 4];
+        for round in 0..200 {
+            let asked: Vec<_> = (0..4).map(|_| (some(&mut random), round > 0 && random.one_in(8))).collect();
+            let request = |(at, (values, fails)): (usize, &(Vec<f32>, bool))| {
+                let flags = if round == 0 { START } else { 0 };
+                bringing(at as u64 + 1, flags, values, if *fails { 4 } else { 0 })
+            };
+            let payload = model.run(asked.iter().enumerate().map(request).collect());
+            for (at, (request, (values, fails))) in payload.iter().zip(&asked).enumerate() {
+                let before = known[at].clone();
+                let expected = known[at].bring(values);
+                if expected.is_empty() {
+                    assert_eq!(request.answer(), Some(Answer::End));
+                } else if *fails {
+                    assert_eq!(sums_of_answers(request), (Vec::new(), None), "its first step fails");
+                    known[at] = before;
+                } else {
+                    assert_eq!(request.parts().len() + 1, expected.len());
+                    assert_eq!(sums_of_answers(request), (expected, Some(())), "round {round}, sequence {}", at + 1);
+                }
+            }
+        }
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
+#[test]
+fn a_client_that_goes_stops_the_steps_of_its_request() {
+    let Some(triton) = Triton::start() else { return };
+    for config in schedulers().map(decoupled) {
+        let model = load(&triton, &config);
+        model.run(vec![bringing(1, START, &[1.0, 2.0], 0)]);
+        let mut leaves = bringing(1, 0, &[1.0; 20], 0);
+        leaves.cancelled_after = Some(4);
+        let payload = model.run(vec![leaves]);
+        assert_eq!(sums_of_answers(&payload[0]), (vec![[2.0, 3.0], [3.0, 4.0], [4.0, 5.0], [5.0, 6.0]], None));
+        let (_, text) = payload[0].error().unwrap();
+        assert!(text.contains("step 5 of 10 of the request"), "{text}");
+        let payload = model.run(vec![bringing(1, 0, &[1.0, 1.0], 0)]);
+        assert_eq!(sums_of_answers(&payload[0]), (vec![[2.0, 3.0]], Some(())), "the state from before the request");
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
+#[test]
 fn whatever_fails_between_the_steps_each_request_is_answered_once_and_released_once() {
     let Some(triton) = Triton::start() else { return };
-    for (seed, config) in (1..).zip(schedulers()) {
+    for (seed, config) in (1..).zip(schedulers().into_iter().chain(schedulers().map(decoupled))) {
         for one_in in [200, 40, 8] {
             let (model, mut random) = (load(&triton, &config), Random::new(seed));
             ledger::set_faults(Faults::Random { random: Random::new(seed + one_in), one_in });

@@ -13,8 +13,8 @@ use triton_sys::*;
 
 use super::ledger::{self, Kind};
 use super::objects::{
-    Answer, BACKEND, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Parameter, Request, Response,
-    Sent,
+    Answer, BACKEND, Backend, Error, FENCE, Factory, Id, Input, Instance, Message, Model, Output, Parameter, Request,
+    Response, Sent,
 };
 use super::objects::{hand_out, take_back};
 
@@ -33,9 +33,11 @@ type Failure = (TRITONSERVER_Error_Code, String);
 type Done = Result<(), Failure>;
 
 /// These do or note something also when they fail: whoever takes an object takes it anyway.
-const NEVER_IDLE: [&str; 5] = [
+const NEVER_IDLE: [&str; 7] = [
     "TRITONBACKEND_RequestRelease",
     "TRITONBACKEND_ResponseDelete",
+    "TRITONBACKEND_ResponseFactoryDelete",
+    "TRITONBACKEND_ResponseFactorySendFlags",
     "TRITONBACKEND_ResponseNew",
     "TRITONBACKEND_ResponseSend",
     "TRITONSERVER_MessageDelete",
@@ -309,7 +311,8 @@ fallible! {
     fn TRITONBACKEND_RequestIsCancelled(raw: *mut TRITONBACKEND_Request, cancelled: *mut bool) |_fails| {
         let request = request(raw, NAME);
         request.meanwhile.iter().for_each(|meanwhile| meanwhile());
-        put(cancelled, request.cancelled);
+        let asked = request.asked.fetch_add(1, Ordering::Relaxed);
+        put(cancelled, request.cancelled || request.cancelled_after.is_some_and(|after| asked >= after));
         Ok(())
     }
     fn TRITONBACKEND_RequestCorrelationId(raw: *mut TRITONBACKEND_Request, id: *mut u64) |_fails| {
@@ -464,14 +467,29 @@ fallible! {
     fn TRITONBACKEND_ResponseSend(
         raw: *mut TRITONBACKEND_Response, flags: u32, error: *mut TRITONSERVER_Error,
     ) |fails| {
-        if flags != TRITONSERVER_RESPONSE_COMPLETE_FINAL {
-            ledger::violation(format!("{NAME} with flags {flags}"));
-        }
         let Some(response) = take_back::<Response, _>(Kind::Response, raw, NAME) else { return Ok(()) };
         std::thread::sleep(Duration::from_micros(SEND_US.load(Ordering::Relaxed)));
         let request = request(response.request.cast_mut().cast(), NAME);
         let answer = if error.is_null() { outputs(&response) } else { failure(error, NAME) };
-        request.fate.lock().sent.push(Sent { lost: fails, answer });
+        request.note_sent(Sent { lost: fails, answer }, flags, NAME);
+        Ok(())
+    }
+
+    fn TRITONBACKEND_ResponseFactoryNew(
+        made: *mut *mut TRITONBACKEND_ResponseFactory, raw: *mut TRITONBACKEND_Request,
+    ) |_fails| {
+        let request: *const Request = request(raw, NAME);
+        put(made, hand_out(Kind::Factory, Factory { request }));
+        Ok(())
+    }
+    fn TRITONBACKEND_ResponseFactoryDelete(raw: *mut TRITONBACKEND_ResponseFactory) |_fails| {
+        drop(take_back::<Factory, _>(Kind::Factory, raw, NAME));
+        Ok(())
+    }
+    fn TRITONBACKEND_ResponseFactorySendFlags(raw: *mut TRITONBACKEND_ResponseFactory, flags: u32) |fails| {
+        ledger::used(Kind::Factory, raw.addr(), NAME);
+        let request = request(borrow::<Factory, _>(raw).request.cast_mut().cast(), NAME);
+        request.note_sent(Sent { lost: fails, answer: Answer::End }, flags, NAME);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ pub enum Kind {
     Message,
     Request,
     Response,
+    Factory,
 }
 
 /// Which calls fail.

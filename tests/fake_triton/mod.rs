@@ -88,8 +88,12 @@ impl Triton {
     /// Nothing happened that should not, and everything was given back.
     pub fn assert_clean(&self) {
         assert_eq!(ledger::violations(), Vec::<String>::new());
-        let live = [Kind::Request, Kind::Response, Kind::Error].map(|kind| (kind, ledger::live(kind)));
-        assert_eq!(live, [(Kind::Request, 0), (Kind::Response, 0), (Kind::Error, 0)], "made and never given back");
+        let kinds = [Kind::Request, Kind::Response, Kind::Factory, Kind::Error];
+        assert_eq!(
+            kinds.map(|kind| (kind, ledger::live(kind))),
+            kinds.map(|kind| (kind, 0)),
+            "made and never given back"
+        );
         assert_eq!(ledger::live(Kind::Message), 1, "the backend's own configuration is the only message that stays");
     }
 }

@@ -5,10 +5,10 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use triton_sys::{TRITONSERVER_DataType, TRITONSERVER_Error_Code};
+use triton_sys::{TRITONSERVER_DataType, TRITONSERVER_Error_Code, TRITONSERVER_RESPONSE_COMPLETE_FINAL};
 
 use super::ledger::{self, Kind};
 
@@ -156,6 +156,10 @@ pub struct Request {
     pub outputs: Vec<CString>,
     pub parameters: Vec<(CString, Parameter)>,
     pub cancelled: bool,
+    /// It is cancelled when the backend has asked so often whether it is.
+    pub cancelled_after: Option<usize>,
+    /// How often the backend has asked.
+    pub asked: AtomicUsize,
     /// What its client does when the backend asks whether it is cancelled, which is between decoding and gathering.
     pub meanwhile: Option<Box<dyn Fn() + Send + Sync>>,
     /// The buffers for its outputs are said to lie in memory of that GPU.
@@ -166,7 +170,9 @@ pub struct Request {
 /// What the backend did with a request.
 #[derive(Default)]
 pub struct Fate {
-    /// What was sent; what could not be sent as well.
+    /// The responses that others follow.
+    pub parts: Vec<Sent>,
+    /// The final responses; what could not be sent as well.
     pub sent: Vec<Sent>,
     /// Responses that could not be made.
     pub unmade: usize,
@@ -186,6 +192,8 @@ pub struct Sent {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Outputs(BTreeMap<String, (Vec<i64>, Vec<u8>)>),
+    /// Only the flag that no response follows.
+    End,
     Error(TRITONSERVER_Error_Code, String),
 }
 
@@ -198,6 +206,8 @@ impl Request {
             outputs: outputs.iter().map(|name| c(name)).collect(),
             parameters: Vec::new(),
             cancelled: false,
+            cancelled_after: None,
+            asked: AtomicUsize::new(0),
             meanwhile: None,
             outputs_gpu: None,
             fate: Mutex::default(),
@@ -214,7 +224,26 @@ impl Request {
         self
     }
 
-    /// The one answer that reached the client.
+    /// Notes a response, which may be the last.
+    pub fn note_sent(&self, sent: Sent, flags: u32, by: &str) {
+        let mut fate = self.fate.lock();
+        if !fate.sent.is_empty() {
+            ledger::violation(format!("{by} after the final response"));
+        }
+        match flags {
+            TRITONSERVER_RESPONSE_COMPLETE_FINAL => fate.sent.push(sent),
+            0 => fate.parts.push(sent),
+            flags => ledger::violation(format!("{by} with flags {flags}")),
+        }
+    }
+
+    /// The responses before the last one that reached the client.
+    pub fn parts(&self) -> Vec<Answer> {
+        let fate = self.fate.lock();
+        fate.parts.iter().filter(|sent| !sent.lost).map(|sent| sent.answer.clone()).collect()
+    }
+
+    /// The one answer that reached the client, or the last one.
     pub fn answer(&self) -> Option<Answer> {
         let fate = self.fate.lock();
         fate.sent.first().filter(|sent| !sent.lost).map(|sent| sent.answer.clone())
@@ -243,6 +272,11 @@ pub struct Response {
     pub request: *const Request,
     #[allow(clippy::vec_box, reason = "the backend holds pointers to them")]
     pub outputs: Vec<Box<Output>>,
+}
+
+/// Makes responses of a request.
+pub struct Factory {
+    pub request: *const Request,
 }
 
 /// An output of a response. Behind its buffer lie bytes that nobody may touch.

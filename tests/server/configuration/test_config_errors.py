@@ -147,10 +147,6 @@ def scheduled(name: str, scheduling: str, **changes):
             scheduled("iterative", "sequence_batching { iterative_sequence: true oldest { } }"),
             ["iterative_sequence"],
         ),
-        (
-            models.counter(name="refused_decoupled", more="model_transaction_policy { decoupled: true }"),
-            ["decoupled"],
-        ),
     ],
     ids=lambda value: value.name if isinstance(value, Model) else "",
 )

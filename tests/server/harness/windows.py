@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.clients import new_id
 from harness.model import TYPES, Model
-from harness.raw import Answer, Client
+from harness.raw import Answer, Asks
 from harness.sequence_oracle import Context, SequenceOracle, assert_same
 
 
@@ -104,7 +104,7 @@ class WindowOracle:
 class WindowTalk:
     """A sequence whose requests are served, stepped by the oracle, and compared."""
 
-    def __init__(self, client: Client, oracle: WindowOracle, rng: np.random.Generator):
+    def __init__(self, client: Asks, oracle: WindowOracle, rng: np.random.Generator):
         self.client, self.oracle, self.rng = client, oracle, rng
         self.model = oracle.model
         self.sequence_id = new_id()
@@ -138,6 +138,10 @@ class WindowTalk:
             self.oracle = before
         context = f"sequence {self.sequence_id}, {said}"
         assert_same(self.model, {name: answer.outputs[name] for name in outputs}, outputs, context)
+        self.assert_said(answer, said)
+        return answer
+
+    def assert_said(self, answer: Answer, said) -> None:
+        """Compares the parameters of an answer."""
         assert {name: answer.parameters.get(name) for name in said} == said
         assert ("real" in answer.parameters) == ("real" in said)
-        return answer

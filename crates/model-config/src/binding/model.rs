@@ -36,6 +36,8 @@ pub struct Binding {
     pub slot: SlotLayout,
     /// What a request may make, if it may make several steps.
     pub most_steps: MostSteps,
+    /// Each step has an answer of its own.
+    pub answers_each_step: bool,
     /// A node that must not run over no steps, so that no input may be empty.
     pub needs_steps: Option<String>,
 }
@@ -99,9 +101,20 @@ impl Binding {
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
         let most_steps = bound_steps(config, &inputs, &outputs)?;
+        let answers_each_step = config.is_decoupled;
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
-        Ok(Self { inputs, outputs, states, counters, growing_padding, slot, most_steps, needs_steps: None })
+        Ok(Self {
+            inputs,
+            outputs,
+            states,
+            counters,
+            growing_padding,
+            slot,
+            most_steps,
+            answers_each_step,
+            needs_steps: None,
+        })
     }
 }
 

@@ -100,13 +100,13 @@ pub(super) fn response_output(
     let matched = |tensor: &TensorConfig| {
         if has_no_batch && config.is_batched() && all_agree(&tensor.dims, &info.dims) {
             Ok((None, ShapeForm::Unbatched))
-        } else if info.dims.is_empty() && config.is_batched() && !config.windows.are_cut() {
+        } else if info.dims.is_empty() && config.is_batched() && !config.gathers_steps() {
             Ok((Some(0), ShapeForm::Plain))
         } else {
             match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)
         }
     };
-    let (batch_axis, form, gathered) = if config.windows.are_cut() {
+    let (batch_axis, form, gathered) = if config.gathers_steps() {
         match_steps(config, tensor, info, matched)?
     } else {
         let (batch_axis, form) = matched(tensor)?;

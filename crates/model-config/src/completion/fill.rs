@@ -117,7 +117,7 @@ fn outputs(
         let mut tensor = tensor(info, info.dims.clone(), axis);
         let is_open = |axis: usize| tensor.dims[axis] < 0;
         let inside = axis.flatten().filter(|&axis| axis > 0);
-        if config.windows.are_cut() && !(0..tensor.dims.len()).any(|at| Some(at) != inside && is_open(at)) {
+        if config.gathers_steps() && !(0..tensor.dims.len()).any(|at| Some(at) != inside && is_open(at)) {
             // The steps of a request have a dimension of their own.
             tensor.dims.insert(0, -1);
         }

@@ -154,6 +154,11 @@ impl PartialConfig {
         })
     }
 
+    /// Whether an answer has the outputs of any number of steps.
+    pub fn gathers_steps(&self) -> bool {
+        self.windows.are_cut() && !self.is_decoupled
+    }
+
     /// Puts the instances of KIND_CPU on this many devices, in turn; with none, they stay on the host.
     pub fn put_cpu_instances_on(&mut self, devices: usize) {
         spread_cpu_instances(&mut self.instances, devices);

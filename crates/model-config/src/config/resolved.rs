@@ -50,6 +50,8 @@ pub struct Config {
     pub contexts: Vec<Context>,
     /// Inputs that are cut into windows.
     pub windows: Windows,
+    /// Each step of a request has an answer of its own (`model_transaction_policy { decoupled: true }`).
+    pub is_decoupled: bool,
     /// Inputs whose rows may have different lengths in one batch.
     pub ragged: Ragged,
     /// Numbers of rows of the runs at load.
@@ -120,13 +122,6 @@ impl Config {
     fn new(partial: PartialConfig) -> Result<Self, ConfigError> {
         let is_own = partial.is_own();
         let PartialConfig { parameters, max_batch_size, .. } = partial;
-        if partial.is_decoupled {
-            return Err(field(
-                "model_transaction_policy.decoupled",
-                "true",
-                "a stateful model answers each request once",
-            ));
-        }
         check_stateful(&parameters)?;
         let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size, &partial.states)?;
         let (batching, scheduling) = match partial.sequence_batching {
@@ -194,6 +189,7 @@ impl Config {
             states: partial.states,
             contexts: partial.contexts,
             windows: partial.windows,
+            is_decoupled: partial.is_decoupled,
             ragged: partial.ragged,
             warmup_batch_sizes: warmup_batch_sizes(&parameters, max_rows_per_run)?,
             resident_batches: resident_batches(&parameters)?,
@@ -225,6 +221,11 @@ impl Config {
     /// Whether some of the instances run on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.placements.iter().any(|placement| placement.kind != InstanceKind::Cpu)
+    }
+
+    /// Whether an answer has the outputs of any number of steps.
+    pub fn gathers_steps(&self) -> bool {
+        self.windows.are_cut() && !self.is_decoupled
     }
 
     /// Whether tensors have Triton's batch dimension.

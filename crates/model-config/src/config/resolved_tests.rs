@@ -155,7 +155,6 @@ fn an_unknown_parameter_is_refused_and_tritons_own_pass() {
 #[test]
 fn what_cannot_be_served_is_refused_by_name() {
     for (field, value) in [
-        ("/model_transaction_policy", json!({ "decoupled": true })),
         ("/sequence_batching/iterative_sequence", json!(true)),
         ("/sequence_batching/state", json!([{ "input_name": "a" }])),
         ("/instance_group/0/kind", json!("KIND_MODEL")),
