@@ -18,7 +18,7 @@ use crate::triton::{HeldElements, ParameterValue, Request, Response, echo};
 type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
 
 /// The request parameters of the State API.
-const PARAMETERS: [(&str, Read); 9] = [
+const PARAMETERS: [(&str, Read); 10] = [
     ("clone_of", |asked, _, name, value| {
         asked.clone_of = Some(sequence(name, value)?);
         Ok(())
@@ -33,6 +33,7 @@ const PARAMETERS: [(&str, Read); 9] = [
         Ok(())
     }),
     ("resume", |asked, _, name, value| flag(name, value).map(|resumes| asked.resume = resumes)),
+    ("sequence_left", |asked, _, name, value| number(name, value).map(|left| asked.left = Some(left))),
     ("sequence_step", |asked, _, name, value| number(name, value).map(|step| asked.step = Some(step))),
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];
@@ -67,6 +68,8 @@ pub struct StateRequest {
     pub delete: bool,
     /// How many steps the sequence must have made.
     pub step: Option<u64>,
+    /// How many elements of the first input that is cut the sequence must have left over.
+    pub left: Option<u64>,
     /// How far it got.
     pub progress: Progress,
 }
@@ -211,6 +214,8 @@ impl StateRequest {
 pub struct StateAnswer<'a> {
     pub id: Option<&'a SequenceId>,
     pub steps: u64,
+    /// Elements that are left over, if the model cuts windows.
+    pub left: Option<u64>,
     /// The states that are asked for, in the order of [`StateRequest::get`].
     pub states: Vec<Initial>,
     /// The dims and the bytes of each state, if they are asked for.
@@ -268,7 +273,12 @@ impl StateAnswer<'_> {
             SequenceId::Number(number) => json!(number),
             SequenceId::Name(name) => json!(String::from_utf8_lossy(name)),
         });
-        json!({ "sequence_id": id, "steps": self.steps, "states": states.map(state).collect::<Vec<_>>() }).to_string()
+        let states: Vec<_> = states.map(state).collect();
+        let mut info = json!({ "sequence_id": id, "steps": self.steps, "states": states });
+        if let Some(left) = self.left {
+            info["left"] = json!(left);
+        }
+        info.to_string()
     }
 }
 

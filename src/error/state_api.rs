@@ -53,6 +53,12 @@ pub enum StateApiError {
         "SEQUENCE_STEP_CONFLICT: the request is for step {step} of sequence {id}, which has made {made}; it has not run"
     )]
     StepConflict { id: SequenceId, step: u64, made: u64 },
+    /// The sequence has another number of left-over elements than the request is for.
+    #[error(
+        "SEQUENCE_STEP_CONFLICT: the request is for {wanted} left-over elements of sequence {id}, which has made {made} \
+         steps and has {left} left over; it has not run"
+    )]
+    LeftConflict { id: SequenceId, wanted: u64, left: u64, made: u64 },
     /// The held inputs of a sequence are larger than they may be.
     #[error(
         "the sequence's held inputs would have {bytes} bytes, and {limit} are allowed (max_state_bytes_per_sequence)"
@@ -67,7 +73,7 @@ impl StateApiError {
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
             Self::Off(_) => (Reason::StateApi, Code::Unsupported),
-            Self::StepConflict { .. } => (Reason::StateApi, Code::AlreadyExists),
+            Self::StepConflict { .. } | Self::LeftConflict { .. } => (Reason::StateApi, Code::AlreadyExists),
             Self::HeldTooLarge { .. } => (Reason::StateTooLarge, Code::InvalidArg),
             Self::HeldRoom(_) => (Reason::NoMemory, Code::Unavailable),
             Self::Snapshot(SnapshotError::Memory(error)) => (Reason::NoMemory, memory_code(error)),

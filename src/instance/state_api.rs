@@ -115,11 +115,22 @@ impl Instance {
         if asked.delete && !row.end {
             return Err(conflict("where core schedules the sequences, 'delete' needs sequence_end, too"));
         }
-        let made = self.sequences.extras(slot).unwrap_or_default().steps;
-        match (asked.step.filter(|&step| step != made), &row.key) {
-            (Some(step), Some(key)) => Err(StateApiError::StepConflict { id: key.id.clone(), step, made }),
-            _ => Ok(()),
+        let Some(key) = &row.key else { return Ok(()) };
+        let extras = self.sequences.extras(slot).unwrap_or_default();
+        let (made, left) = (extras.steps, self.left_over(&extras).unwrap_or(0));
+        if let Some(step) = asked.step.filter(|&step| step != made) {
+            return Err(StateApiError::StepConflict { id: key.id.clone(), step, made });
         }
+        if let Some(wanted) = asked.left.filter(|&wanted| wanted != left) {
+            return Err(StateApiError::LeftConflict { id: key.id.clone(), wanted, left, made });
+        }
+        Ok(())
+    }
+
+    /// Elements of the first input that is cut which a sequence has left over. `None` if none is cut.
+    fn left_over(&self, extras: &Extras) -> Option<u64> {
+        let (_, _, window) = self.model.binding.windows().next()?;
+        Some((extras.left.first().map_or(0, Vec::len) / window.element_bytes.max(1)) as u64)
     }
 
     /// Gives a row the values that its run reads.
@@ -343,6 +354,7 @@ impl Instance {
         let read = StateAnswer {
             id: row.key.as_ref().map(|key| &key.id),
             steps: extras.steps,
+            left: self.left_over(&extras),
             states: states.ok_or_else(over)?,
             info: if asked.query { Some(self.store.describe(slot).ok_or_else(over)?) } else { None },
             snapshot: if asked.snapshot { Some(Snapshot { state: self.read(slot)?, extras }) } else { None },

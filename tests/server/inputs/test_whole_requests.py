@@ -1,6 +1,8 @@
 """Requests of several steps (`input_windows`): whole or not at all, and without making others wait. The calls of the State
 API between two of them, in the middle of a window."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -212,7 +214,15 @@ def test_steps_are_counted_for_retries(deployment, by):
     talk.ask(9, sequence_step=3)
     with pytest.raises(Refused, match="SEQUENCE_STEP_CONFLICT"):
         talk.ask(9, sequence_step=3)
-    talk.ask(9, sequence_step=5, end=True)
+    # A request without a step changes only what is left over.
+    talk.ask(3, sequence_step=5, sequence_left=1)
+    with pytest.raises(Refused, match="SEQUENCE_STEP_CONFLICT.* for 1 left-over.*has made 5 steps and has 4 left over"):
+        talk.ask(3, sequence_step=5, sequence_left=1)
+    call = {"sequence_id": talk.sequence_id, "query_state": True, "sequence_left": 4}
+    info = json.loads(talk.client.ask(talk.model.name, {}, call).outputs["state_info"].item())
+    assert (info["steps"], info["left"]) == (5, 4)
+    talk.ask(6, sequence_step=5, sequence_left=4)
+    talk.ask(9, sequence_step=7, sequence_left=0, end=True)
 
 
 def test_a_sequence_is_parked_in_the_middle_of_a_window(deployment):
