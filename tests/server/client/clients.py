@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 
 import tritonclient.grpc
 import tritonclient.grpc.aio
@@ -41,10 +42,25 @@ class Blocking:
 
     def _wait(self, method):
         def call(*arguments, **named):
-            result = self.loop.run_until_complete(method(*arguments, **named))
+            doing = method(*arguments, **named)
+            if inspect.isasyncgen(doing):
+                return self._each(doing)
+            result = self.loop.run_until_complete(doing)
             return Blocking(self.loop, result) if isinstance(result, AsyncSequence) else result
 
         return call
+
+    def _each(self, answers):
+        """An iterator that waits."""
+        try:
+            while True:
+                try:
+                    answer = self.loop.run_until_complete(answers.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield answer
+        finally:
+            self.loop.run_until_complete(answers.aclose())
 
 
 class Clients:

@@ -23,7 +23,7 @@ from triton_stateful.errors import (
     Unavailable,
 )
 from triton_stateful.flow import Info, StateInfo
-from triton_stateful.messages import SequenceId
+from triton_stateful.messages import Outputs, SequenceId
 from triton_stateful.retry import Retry
 from triton_stateful.sequence import Sequence
 from triton_stateful.stream import Stream
@@ -33,6 +33,7 @@ __all__ = [
     "AsyncSequence",
     "Info",
     "NoPlace",
+    "Outputs",
     "Retry",
     "Sequence",
     "SequenceAlreadyExists",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Union
 
@@ -85,6 +85,34 @@ class AsyncSequence:
     ) -> Outputs:
         """As `Sequence.step`. If it is cancelled, the step may have run: `info` tells."""
         return await self._do(self._flow.step(inputs, commit, end, outputs, timeout))
+
+    def stream(
+        self,
+        inputs: Mapping[str, Array] | Array,
+        *,
+        commit: bool = True,
+        end: bool = False,
+        outputs: list[str] | None = None,
+    ) -> AsyncGenerator[Outputs, None]:
+        """As `Sequence.stream`, for `async for`. Any number of sequences of a client may stream at a time.
+
+        Errors of the inputs are raised when the first answer is asked for. Leaving the loop doesn't close it at once: call
+        `aclose`, or use `contextlib.aclosing`.
+        """
+        return self._answers(self._flow.stream(inputs, commit, end, outputs))
+
+    async def _answers(self, doing: Doing[Callable[[], Request]]) -> AsyncGenerator[Outputs, None]:
+        build = await self._do(doing)
+        await self._do(self._flow.begin())
+        request = build()
+        with self._flow.streaming(request) as note:
+            answers = self._transport.stream(request)
+            try:
+                async for answer in answers:
+                    note(answer)
+                    yield answer
+            finally:
+                await answers.aclose()
 
     async def end(self) -> None:
         """As `Sequence.end`."""

@@ -44,6 +44,8 @@ class StepConflict(StatefulError):
 
     #: How many steps the sequence has made; None if the server doesn't say.
     made: int | None = None
+    #: How many elements of a window are left over, if that is what differs.
+    left: int | None = None
 
 
 class AnswerLost(StatefulError):
@@ -103,9 +105,9 @@ def of_server(error: InferenceServerException) -> StatefulError:
     word = text.split(":", 1)[0]
     if word in _BY_WORD:
         made = _BY_WORD[word](text)
-        steps = re.search(r"has made (\d+)", text)
+        steps, left = re.search(r"has made (\d+)", text), re.search(r"has (\d+) left over", text)
         if isinstance(made, StepConflict) and steps:
-            made.made = int(steps[1])
+            made.made, made.left = int(steps[1]), int(left[1]) if left else None
         return made
     if _MISSING.search(text):
         return SequenceMissing(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Callable, TypeVar, Union
 
@@ -22,7 +23,7 @@ from triton_stateful.errors import (
     StepConflict,
     Unavailable,
 )
-from triton_stateful.messages import Array, Describe, Outputs, Parameter, Pause, Request, SequenceId
+from triton_stateful.messages import Array, Count, Describe, Outputs, Parameter, Pause, Request, SequenceId
 from triton_stateful.model import INFO, SNAPSHOT, STATE_PREFIX, Model
 from triton_stateful.retry import Retry
 
@@ -43,11 +44,13 @@ class StateInfo:
 
 @dataclass(frozen=True)
 class Info:
-    """A sequence as it is now. `steps` counts the inferences that have changed its state."""
+    """A sequence as it is now. `steps` counts the inferences that have changed its state, `left` the elements that are left
+    over of its windows."""
 
     sequence_id: SequenceId
     steps: int
     states: tuple[StateInfo, ...]
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,18 @@ class Flow:
         self._model: Model | None = None
         self.started = False
         self.ended = False
-        #: How many steps the sequence has made, as far as their answers or errors have come.
-        self.steps = 0
+        #: How far the sequence is, as far as answers or errors have come.
+        self.count = Count(0, 0)
         # A step, a START or an END was sent, and neither its answer nor an error of the server has come: it may have run,
         # or may run later.
         self._is_open = False
-        # A step that was sent ahead has failed: `steps` counts it, and it may not have run. Nothing is sent ahead until a
-        # call that waits has asked the server for the number.
+        # `count` may be wrong: a step that was sent ahead has failed, or an answer is lost. Nothing is sent ahead until a
+        # call that waits has asked the server.
         self._must_count = False
+
+    @property
+    def steps(self) -> int:
+        return self.count.steps
 
     # ---- what a client can do
 
@@ -123,6 +130,8 @@ class Flow:
     ) -> Doing[Outputs]:
         yield from self.begin()
         build = yield from self.step_builder(inputs, commit, end, outputs, timeout)
+        if self._is_decoupled():
+            raise TypeError(f"model '{self.model_name}' answers each step by itself (decoupled): call stream, not step")
         return (yield from self._exchange(build))
 
     def end(self) -> Doing[None]:
@@ -151,7 +160,7 @@ class Flow:
 
     def state(self, names: tuple[str, ...]) -> Doing[Outputs]:
         outputs = yield from self._call({"get_state": ",".join(names) if names else True})
-        return {name[len(STATE_PREFIX) :]: value for name, value in outputs.items() if name.startswith(STATE_PREFIX)}
+        return Outputs({name[len(STATE_PREFIX) :]: outputs[name] for name in outputs if name.startswith(STATE_PREFIX)})
 
     def set_state(self, values: Mapping[str, Array]) -> Doing[None]:
         model = yield from self._described()
@@ -172,21 +181,28 @@ class Flow:
         if not self.started:
             yield from self.info()
         value: Parameter = ",".join(names) if names else True
-        yield from self._call({"reset_state": value}, checked=True)
+        try:
+            yield from self._call({"reset_state": value}, checked=True)
+        except Unavailable:
+            # Nothing may be left over now.
+            self._must_count = not names or self._must_count
+            raise
+        if not names:
+            self.count = Count(self.count.steps, 0)
 
     def info(self) -> Doing[Info]:
         model = yield from self._described()
         self._need_state_api(model, "info")
         outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
         read = json.loads(outputs[INFO].item())
-        steps = int(read["steps"])
-        if steps != self.steps:
-            self.steps, self._is_open = steps, False
+        count = _count(read)
+        if count != self.count:
+            self.count, self._is_open = count, False
         self._must_count = False
         states = tuple(
             StateInfo(of["name"], of["datatype"], tuple(of["shape"]), int(of["byte_size"])) for of in read["states"]
         )
-        return Info(self.id, steps, states)
+        return Info(self.id, count.steps, states, count.left)
 
     def snapshot(self) -> Doing[bytes]:
         outputs = yield from self._call({"snapshot": True})
@@ -202,7 +218,7 @@ class Flow:
 
         yield from self._begin_going_on()
         outputs = yield from self._exchange(build)
-        self.steps = int(json.loads(outputs[INFO].item())["steps"])
+        self.count = _count(json.loads(outputs[INFO].item()))
         self._must_count = False
 
     def send(
@@ -213,6 +229,7 @@ class Flow:
         It never counts anew: in the middle of the caller's list, a later step would run in the place of a failed one.
         """
         yield from self._begin_going_on()
+        model = yield from self._described()
         build = yield from self.step_builder(inputs, commit, end, outputs, None)
         request = build()
         if self._must_count:
@@ -220,16 +237,61 @@ class Flow:
                 f"a step of sequence {self.id} that was sent ahead has failed, so this one was not sent: info() returns the "
                 "number of steps that the sequence has made; continue with the next one"
             )
+        if request.counts and request.then is None and model.has_state_api:
+            raise ValueError(
+                f"the client can't tell how many steps a request to model '{model.name}' makes, because its windows have a "
+                "context with ':whole' or more than one open dimension: call step, not send"
+            )
         self.started, self.ended = True, end
-        self.steps += request.counts
+        if request.counts and request.then is not None:
+            self.count = request.then
         return request
+
+    def stream(
+        self, inputs: Mapping[str, Array] | Array, commit: bool, end: bool, outputs: list[str] | None
+    ) -> Doing[Callable[[], Request]]:
+        """Makes the request of `streaming`, which is sent later."""
+        model = yield from self._described()
+        if not model.is_decoupled:
+            raise TypeError(
+                f"model '{model.name}' has one answer for a request: call step, or serve the model with "
+                "model_transaction_policy { decoupled: true }"
+            )
+        return (yield from self.step_builder(inputs, commit, end, outputs, None))
+
+    @contextmanager
+    def streaming(self, request: Request) -> Generator[Callable[[Outputs], None], None, None]:
+        """What comes of a request with an answer for each step, while the caller reads them. Takes each answer.
+
+        The caller may leave before the last one. Then the request is cancelled, and may have run, so the next call that waits
+        asks the server how far the sequence is.
+        """
+        was_open, self._is_open = self._is_open, True
+        parameters: dict[str, Parameter] = {}
+        try:
+            yield lambda answer: parameters.update(answer.parameters)
+        except Unavailable:
+            # As after a step: the same request again runs, or is refused because this one has run.
+            raise
+        except StatefulError as error:
+            lost = self._refused(request, was_open, error)
+            if lost is not None:
+                raise lost from error
+            raise
+        except BaseException:
+            self._lose_count()
+            raise
+        self._answered(request, was_open, parameters)
+
+    def _lose_count(self) -> None:
+        # Without the State API, the server neither checks nor tells the number of steps.
+        self._must_count = self._model is not None and self._model.has_state_api
 
     def note_failure(self, request: Request) -> None:
         """Notes that a step that was sent ahead has failed. May be called by any thread."""
         if request.end:
             self.ended = False
-        # Without the State API, the server neither checks nor tells the number of steps.
-        self._must_count = self._model is not None and self._model.has_state_api
+        self._lose_count()
 
     def cloned(self, sequence_id: SequenceId | None) -> Flow:
         """A sequence that goes on from this one's state, when it begins."""
@@ -267,11 +329,14 @@ class Flow:
         wanted = None if outputs is None else tuple(outputs)
 
         def build() -> Request:
-            parameters = self._checks() if model.has_state_api else {}
+            parameters = self._step_checks(model) if model.has_state_api else {}
             if not commit:
                 parameters["commit"] = False
             made = self._request(parameters, end=end)
-            return replace(made, inputs=made.inputs + tensors, outputs=wanted, timeout=timeout, counts=commit)
+            then = model.after(self.count, tensors)
+            return replace(
+                made, inputs=made.inputs + tensors, outputs=wanted, timeout=timeout, counts=commit, then=then
+            )
 
         return build
 
@@ -287,6 +352,9 @@ class Flow:
             self._model = model
         return self._model
 
+    def _is_decoupled(self) -> bool:
+        return self._model is not None and self._model.is_decoupled
+
     def _is_scheduled_by_core(self) -> bool:
         return self._model is not None and self._model.is_scheduled_by_core
 
@@ -296,7 +364,12 @@ class Flow:
 
     def _checks(self) -> dict[str, Parameter]:
         """Has the server refuse the request if the sequence has made another number of steps."""
-        return {"sequence_step": self.steps} if self.started else {}
+        return {"sequence_step": self.count.steps} if self.started else {}
+
+    def _step_checks(self, model: Model) -> dict[str, Parameter]:
+        """The same for a step: a request that makes none changes only what is left over."""
+        checks = self._checks()
+        return {**checks, "sequence_left": self.count.left} if checks and model.is_cut else checks
 
     def _call(self, parameters: dict[str, Parameter], checked: bool = False) -> Doing[Outputs]:
         """A request without an inference."""
@@ -310,6 +383,7 @@ class Flow:
         if self.ended:
             raise SequenceMissing(f"sequence {self.id} has ended")
         made = Request(self.model_name, self.version, self.id, end=end, parameters=dict(parameters))
+        made = replace(made, decoupled=self._is_decoupled())
         if self.started:
             return made
         assert self._model is not None
@@ -343,32 +417,71 @@ class Flow:
                     self.id = str(_random_id()) if isinstance(self.id, str) else _random_id()
                 yield Pause(self.retry.pause(failed))
             except StatefulError as error:
-                self._is_open = was_open
-                may_have_run = was_open or (self.sends_twice and (request.counts or request.start))
-                if isinstance(error, SequenceAlreadyExists) and request.start and may_have_run and self._owns_id:
-                    self.started = True
-                    if request.counts:
-                        raise self._answer_lost(ended=request.end) from error
-                    # The sequence has begun: the same request without START follows.
-                elif isinstance(error, StepConflict) and may_have_run and error.made in (self.steps + 1, None):
-                    raise self._answer_lost(ended=False) from error
-                elif isinstance(error, SequenceMissing) and request.end and was_open:
-                    raise self._answer_lost(ended=True) from error
-                else:
+                lost = self._refused(request, was_open, error)
+                if lost is not None:
+                    raise lost from error
+                if not (request.start and self.started):
                     raise
+                # The sequence has begun: the same request without START follows.
             else:
-                self._is_open = was_open and not request.counts
-                self.started = True
-                self.ended = request.end
-                self.steps += request.counts
+                self._answered(request, was_open, outputs.parameters)
                 return outputs
 
-    def _answer_lost(self, ended: bool) -> AnswerLost:
+    def _refused(self, request: Request, was_open: bool, error: StatefulError) -> AnswerLost | None:
+        """Notes that the server has refused a request. AnswerLost if that is because an earlier copy of it has run."""
+        self._is_open = was_open
+        may_have_run = was_open or (self.sends_twice and (request.counts or request.start))
+        if isinstance(error, SequenceAlreadyExists) and request.start and may_have_run and self._owns_id:
+            self.started = True
+            return self._answer_lost(request, ended=request.end) if request.counts else None
+        if isinstance(error, StepConflict) and may_have_run and _has_run(request, error):
+            return self._answer_lost(request, ended=False)
+        if isinstance(error, SequenceMissing) and request.end and was_open:
+            return self._answer_lost(request, ended=True)
+        return None
+
+    def _answered(self, request: Request, was_open: bool, parameters: Mapping[str, Parameter]) -> None:
+        self._is_open = was_open and not request.counts
+        self.started = True
+        self.ended = request.end
+        self._note(request, parameters)
+
+    def _note(self, request: Request, parameters: Mapping[str, Parameter]) -> None:
+        """Counts a request that has been answered."""
+        if not request.counts:
+            return
+        if "steps" in parameters:
+            self.count = Count(self.count.steps + int(parameters["steps"]), int(parameters.get("left", 0)))
+        else:
+            self._go_behind(request)
+
+    def _go_behind(self, request: Request) -> None:
+        """Counts a request whose answer doesn't say how many steps it has made."""
+        if request.then is not None:
+            self.count = request.then
+        else:
+            self._lose_count()
+
+    def _answer_lost(self, request: Request, ended: bool) -> AnswerLost:
         """The sequence goes on behind the step whose answer is lost."""
-        number, self.steps, self._is_open, self.ended = self.steps, self.steps + 1, False, ended
+        number, self._is_open, self.ended = self.steps, False, ended
+        self._go_behind(request)
         if ended:
             return AnswerLost(
                 f"sequence {self.id} is over, and the answer to its last step ({number}) was lost: the step has run, unless "
                 "the server has forgotten the sequence before"
             )
-        return AnswerLost(f"step {number} of sequence {self.id} has run once, but its answer was lost")
+        which = "the request after step" if self._model is not None and self._model.is_cut else "step"
+        return AnswerLost(f"{which} {number} of sequence {self.id} has run once, but its answer was lost")
+
+
+def _count(info: Mapping[str, Any]) -> Count:
+    """What `state_info` says."""
+    return Count(int(info["steps"]), int(info.get("left", 0)))
+
+
+def _has_run(request: Request, error: StepConflict) -> bool:
+    """Whether the sequence is where this request must have brought it. The server doesn't always say both numbers."""
+    if error.made is None or request.then is None:
+        return True
+    return error.made == request.then.steps and error.left in (None, request.then.left)

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 SequenceId = Union[int, str]
 Parameter = Union[bool, int, str]
+
+
+class Outputs(dict[str, Array]):
+    """The outputs of an answer, by name. `parameters` has its response parameters.
+
+    Those of a model with `input_windows` are `steps`, the number of steps that the request has made; `left`, the number of
+    elements that are left over; and `real`, the number of elements of the last window, if zeros fill it up.
+    """
+
+    def __init__(self, outputs: Mapping[str, Array], parameters: Mapping[str, Parameter] | None = None) -> None:
+        super().__init__(outputs)
+        self.parameters: dict[str, Parameter] = dict(parameters or {})
+
+
+class Count(NamedTuple):
+    """How far a sequence is: the steps that it has made, and the elements of the first input that is cut into windows
+    which are left over. Each request that changes the sequence changes one of the two."""
+
+    steps: int
+    left: int
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,9 @@ class Request:
     end: bool = False
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     timeout: float | None = None  # in seconds
-    counts: bool = False  # it is a step: an inference that changes the state
+    counts: bool = False  # it is an inference that changes the state
+    then: Count | None = None  # how far the sequence is after it; None if the client can't tell
+    decoupled: bool = False  # each step is answered by itself
 
 
 @dataclass(frozen=True)
@@ -51,6 +73,3 @@ class Pause:
     """Asks to wait."""
 
     seconds: float
-
-
-Outputs = dict[str, Array]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Union
 
@@ -107,7 +108,11 @@ class Sequence:
         timeout: seconds to wait for the answer, 1 or more: Triton 24.10 can crash on shorter ones. Only for gRPC;
             with HTTP, the client has one.
 
-        TypeError if an input has another dtype than the model takes; ValueError for a name that is no input.
+        With `input_windows`, an input may have any number of elements, even none. `parameters` of the answer then has the
+        number of steps, and of elements that are left over.
+
+        TypeError if an input has another dtype than the model takes; ValueError for a name that is no input, or for another
+        number of dimensions.
         AnswerLost if the step has run, and its answer was lost.
         """
         return self._do(self._flow.step(inputs, commit, end, outputs, timeout))
@@ -141,6 +146,37 @@ class Sequence:
         except BaseException:
             self._flow.note_failure(request)
             raise
+
+    def stream(
+        self,
+        inputs: Mapping[str, Array] | Array,
+        *,
+        commit: bool = True,
+        end: bool = False,
+        outputs: list[str] | None = None,
+    ) -> Generator[Outputs, None, None]:
+        """The outputs of each step of a request, when it is made. For models with `decoupled: true`, over gRPC.
+
+            for outputs in sequence.stream(samples):
+                print(outputs["output"])
+
+        The request is sent when the first answer is asked for. To cancel it before the last one, close the iterator (leaving
+        the loop does that, too): the sequence then has the state from before the request, unless all steps had been made.
+        If a step fails, the error follows the answers to those before it, and the state is that from before the request.
+        It is never sent again, whatever `retry` is.
+
+        A client of tritonclient.grpc has one stream at a time. Clients of one address share a connection, so give each
+        sequence that streams one of its own, or the address.
+        """
+        return self._answers(self._do(self._flow.stream(inputs, commit, end, outputs)))
+
+    def _answers(self, build: Callable[[], Request]) -> Generator[Outputs, None, None]:
+        self._do(self._flow.begin())
+        request = build()
+        with self._flow.streaming(request) as note, closing(self._transport.stream(request)) as answers:
+            for answer in answers:
+                note(answer)
+                yield answer
 
     def end(self) -> None:
         """Ends the sequence without an inference. Does nothing if it is over already, or has not begun."""

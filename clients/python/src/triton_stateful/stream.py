@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from triton_stateful.errors import StatefulError, Unavailable, of_server
 from triton_stateful.messages import Describe, Outputs, Request
 from triton_stateful.model import Model
-from triton_stateful.transports import Grpc, arguments, grpc_outputs
+from triton_stateful.transports import Grpc, arguments, grpc_outputs, refuse_decoupled
 
 
 class _Answer(Future[Outputs]):
@@ -79,6 +79,8 @@ class Stream:
 
     def submit(self, request: Request, if_it_fails: Callable[[], None] = lambda: None) -> Future[Outputs]:
         """Sends a request. The answer comes in the future, or StatefulError does, after `if_it_fails` was called."""
+        if request.decoupled:
+            refuse_decoupled(request, "a shared Stream")
         future = _Answer(if_it_fails)
         more = arguments(tritonclient.grpc, request)
         with self._lock:
@@ -95,6 +97,10 @@ class Stream:
                     continue
                 self._waiting.append((number, future))
                 return future
+
+    def stream(self, request: Request) -> Generator[Outputs, None, None]:
+        refuse_decoupled(request, "a shared Stream")
+        yield from ()
 
     def infer(self, request: Request) -> Outputs:
         future = self.submit(request)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Protocol
 
 import aiohttp
+import grpc
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
@@ -17,7 +19,7 @@ from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from triton_stateful.errors import Unavailable, of_server
-from triton_stateful.messages import Describe, Outputs, Request
+from triton_stateful.messages import Describe, Outputs, Parameter, Request
 from triton_stateful.model import Model
 
 
@@ -28,6 +30,9 @@ class Transport(Protocol):
     sends_twice: bool
 
     def infer(self, request: Request) -> Outputs: ...
+
+    def stream(self, request: Request) -> Generator[Outputs, None, None]:
+        """The answers to a request to a decoupled model, each when it comes. Closing it cancels the request."""
 
     def describe(self, asked: Describe) -> Model: ...
 
@@ -40,6 +45,8 @@ class AsyncTransport(Protocol):
     sends_twice: bool
 
     async def infer(self, request: Request) -> Outputs: ...
+
+    def stream(self, request: Request) -> AsyncGenerator[Outputs, None]: ...
 
     async def describe(self, asked: Describe) -> Model: ...
 
@@ -105,14 +112,32 @@ def arguments(library: ModuleType, request: Request) -> dict[str, Any]:
 
 def grpc_outputs(result: Any) -> Outputs:
     """The outputs of a result of tritonclient.grpc."""
-    return {tensor.name: result.as_numpy(tensor.name) for tensor in result.get_response().outputs}
+    response = result.get_response()
+    outputs = {tensor.name: result.as_numpy(tensor.name) for tensor in response.outputs}
+    return Outputs(outputs, {name: _value(parameter) for name, parameter in response.parameters.items()})
+
+
+def _value(parameter: Any) -> Parameter:
+    value: Parameter = getattr(parameter, parameter.WhichOneof("parameter_choice"))
+    return value
 
 
 def _http_outputs(result: Any) -> Outputs:
-    return {tensor["name"]: result.as_numpy(tensor["name"]) for tensor in result.get_response().get("outputs", ())}
+    response = result.get_response()
+    outputs = {tensor["name"]: result.as_numpy(tensor["name"]) for tensor in response.get("outputs", ())}
+    return Outputs(outputs, response.get("parameters"))
+
+
+def refuse_decoupled(request: Request, protocol: str) -> None:
+    raise TypeError(
+        f"model '{request.model}' answers each step by itself (decoupled), which {protocol} can't carry: give the sequence "
+        "a client of tritonclient.grpc or tritonclient.grpc.aio, or an address of gRPC"
+    )
 
 
 def _http_arguments(request: Request) -> dict[str, Any]:
+    if request.decoupled:
+        refuse_decoupled(request, "HTTP")
     if request.timeout is not None:
         raise ValueError("HTTP has one timeout for all requests: give it to the client of tritonclient.http")
     return arguments(tritonclient.http, request)
@@ -144,6 +169,9 @@ class _Translated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, InferenceServerException):
             raise of_server(error) from error
+        if isinstance(error, grpc.aio.AioRpcError):
+            # tritonclient hands on those of its streams for asyncio as they are.
+            raise of_server(InferenceServerException(error.details() or "", str(error.code()))) from error
         if isinstance(error, _LOST):
             raise Unavailable(f"{type(error).__name__}: {error}") from error
 
@@ -152,6 +180,10 @@ translated = _Translated()
 
 
 # ---- the protocols
+
+
+#: What a call gets that has no answer.
+_nothing = (Outputs({}),)
 
 
 class Grpc:
@@ -163,9 +195,33 @@ class Grpc:
         self.client = client
 
     def infer(self, request: Request) -> Outputs:
+        if request.decoupled:
+            # A call of the State API has one answer, or none.
+            return (*_nothing, *self.stream(request))[-1]
         with translated:
             more = arguments(tritonclient.grpc, request)
             return grpc_outputs(self.client.infer(**more, client_timeout=request.timeout))
+
+    def stream(self, request: Request) -> Generator[Outputs, None, None]:
+        more = arguments(tritonclient.grpc, request)
+        came: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        with translated:
+            self.client.start_stream(lambda result, error: came.put((result, error)))
+        is_over = False
+        try:
+            with translated:
+                self.client.async_stream_infer(**more, enable_empty_final_response=True)
+            while not is_over:
+                result, error = came.get()
+                if error is not None:
+                    raise of_server(error) from error
+                answer = grpc_outputs(result)
+                is_over = bool(answer.parameters.pop("triton_final_response", False))
+                # After the last step comes an answer without anything if the server could not know that it was the last.
+                if answer or answer.parameters:
+                    yield answer
+        finally:
+            self.client.stop_stream(cancel_requests=not is_over)
 
     def describe(self, asked: Describe) -> Model:
         with translated:
@@ -190,6 +246,10 @@ class Http:
         with translated:
             return _http_outputs(self.client.infer(**more))
 
+    def stream(self, request: Request) -> Generator[Outputs, None, None]:
+        refuse_decoupled(request, "HTTP")
+        yield from ()
+
     def describe(self, asked: Describe) -> Model:
         with translated:
             return _known(self.client, asked) or _read(
@@ -209,9 +269,34 @@ class AsyncGrpc:
         self.client = client
 
     async def infer(self, request: Request) -> Outputs:
+        if request.decoupled:
+            return [*_nothing, *[answer async for answer in self.stream(request)]][-1]
         with translated:
             more = arguments(tritonclient.grpc, request)
             return grpc_outputs(await self.client.infer(**more, client_timeout=request.timeout))
+
+    async def stream(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        async def requests() -> AsyncGenerator[dict[str, Any], None]:
+            yield arguments(tritonclient.grpc, request)
+
+        # The server ends the stream after the last answer, because no other request comes.
+        with translated:
+            call = self.client.stream_infer(requests())
+        try:
+            while True:
+                try:
+                    with translated:
+                        result, error = await call.__anext__()
+                except StopAsyncIteration:
+                    return
+                if error is not None:
+                    raise of_server(error) from error
+                answer = grpc_outputs(result)
+                answer.parameters.pop("triton_final_response", None)
+                if answer or answer.parameters:
+                    yield answer
+        finally:
+            call.cancel()
 
     async def describe(self, asked: Describe) -> Model:
         with translated:
@@ -237,6 +322,10 @@ class AsyncHttp:
         more = _http_arguments(request)
         with translated:
             return _http_outputs(await self.client.infer(**more))
+
+    async def stream(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        refuse_decoupled(request, "HTTP")
+        yield Outputs({})
 
     async def describe(self, asked: Describe) -> Model:
         with translated:
