@@ -99,11 +99,12 @@ class _Live:
         await socket.prepare(request)
         self.sockets.add(socket)
         sequence = AsyncSequence(self.client, MODEL)
-        told = self.figures
+        told, has_begun = self.figures, False
         try:
             async for message in socket:
                 try:
                     answer: dict[str, Any] = {"probabilities": await _rate(sequence, _samples(message))}
+                    has_begun = True
                 except _RefusedError as error:
                     answer = {"error": str(error)}
                 if told is not self.figures:
@@ -118,10 +119,11 @@ class _Live:
             pass  # the tab was closed while the model was running
         finally:
             self.sockets.discard(socket)
-            # A task of its own, because this one may have been cancelled.
-            ending = asyncio.create_task(_end(sequence))
-            self.ending.add(ending)
-            ending.add_done_callback(self.ending.discard)
+            if has_begun:
+                # A task of its own, because this one may have been cancelled.
+                ending = asyncio.create_task(_end(sequence))
+                self.ending.add(ending)
+                ending.add_done_callback(self.ending.discard)
         return socket
 
     async def count(self) -> None:
@@ -153,10 +155,9 @@ async def _rate(sequence: AsyncSequence, samples: np.ndarray) -> list[float]:
 
 
 async def _end(sequence: AsyncSequence) -> None:
-    """Ends it on the server, if it has begun. A server that is gone has no sequence any more."""
-    if sequence.steps:
-        with contextlib.suppress(StatefulError):
-            await sequence.step(np.zeros((1, 0), np.float32), end=True, timeout=ANSWER_TIMEOUT_S)
+    """Ends it on the server. A server that is gone has no sequence any more."""
+    with contextlib.suppress(StatefulError):
+        await sequence.step(np.zeros((1, 0), np.float32), end=True, timeout=ANSWER_TIMEOUT_S)
 
 
 def _samples(message: WSMessage) -> np.ndarray:

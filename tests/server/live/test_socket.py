@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from harness.logs import log_of_shipped
 from support import paths
+from support.live import app
 from support.live.app import MESSAGE_BYTES_MAX, application
 from support.server import TritonServer, free_port
 from support.speech import inputs_of, read_recording, silero_oracle
@@ -24,6 +25,12 @@ Talk = Callable[[TestClient], Awaitable[None]]
 def triton(deployment) -> TritonServer:
     log_of_shipped(deployment, "silero_vad")
     return deployment.server
+
+
+@pytest.fixture(autouse=True)
+def without_heartbeat(monkeypatch):
+    """aiohttp's client answers a ping only while it receives."""
+    monkeypatch.setattr(app, "HEARTBEAT_S", None)
 
 
 def talk_to(grpc_url: str, talk: Talk) -> None:
@@ -65,7 +72,7 @@ def live_sequences(server: TritonServer) -> int:
 
 async def until_live(server: TritonServer, count: int) -> None:
     """A test that waits in vain fails at its time limit."""
-    while live_sequences(server) != count:
+    while await asyncio.to_thread(live_sequences, server) != count:
         await asyncio.sleep(0.05)
 
 

@@ -41,7 +41,10 @@ async function start(open) {
     await run.context.audioWorklet.addModule("page/frames.js");
     const [source, name] = await open(run);
     await connected(run);
-    if (live !== run) return; // stopped meanwhile
+    if (live !== run) {
+      release(run); // stopped meanwhile
+      return;
+    }
     const frames = new AudioWorkletNode(run.context, "frames", {
       numberOfOutputs: 0,
       channelCount: 1,
@@ -53,6 +56,7 @@ async function start(open) {
     at("state").value = name;
   } catch (error) {
     if (live === run) fail(String(error));
+    else release(run);
   }
 }
 
@@ -63,8 +67,12 @@ function stop(state) {
   at("state").value = state;
   if (!run) return;
   last = run;
+  release(run);
+}
+
+function release(run) {
   for (const track of run.tracks) track.stop();
-  run.context.close();
+  if (run.context.state !== "closed") run.context.close();
   run.socket?.close(1000);
 }
 
