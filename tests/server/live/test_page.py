@@ -154,7 +154,7 @@ def test_the_microphone_is_rated_as_onnx_runtime_does(live, browser):
     tab.shows("now", re.compile(r"(speech|silence) \([01]\.\d\d\)"))
     tab.shows("sent", re.compile(r"\d+\.\d s in [\d,]+ messages; the last has \d+ samples"))
     tab.shows("latency", re.compile(r"\d+\.\d ms \(median of 5 s\), at most \d+\.\d ms"))
-    tab.shows("batches", re.compile(r"\d+ of 1 sequences"))
+    tab.shows("batches", re.compile(r"\d+ × 1"))
     tab.shows("tabs", "1")
     painted, blue = tab.page.locator("#picture").evaluate(PIXELS)
     assert 0 < blue < painted
@@ -177,6 +177,19 @@ def test_the_recording_is_played_where_there_is_no_microphone(live, browser_with
     # and again, by itself
     tab.click("recording")
     tab.shows("state", "recording")
+    assert not tab.faults
+
+
+def test_a_tab_that_is_stopped_while_it_starts_leaves_nothing(live, browser):
+    tab = Tab(browser, live.url)
+    # Within one task of the page, so that the microphone is not there yet.
+    tab.page.evaluate("document.getElementById('microphone').click(); document.getElementById('stop').click()")
+    tab.shows("state", "stopped")
+    tab.click("recording")
+    tab.wait_for(lambda: len(tab.probabilities) > 10)
+    tab.shows("tabs", "1")
+    tab.click("stop")
+    assert tab.probabilities == pytest.approx(rated(tab.samples), abs=1e-5)
     assert not tab.faults
 
 

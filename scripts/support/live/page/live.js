@@ -211,8 +211,8 @@ function tell(run) {
     at("latency").textContent = `${median.toFixed(1)} ms (median of 5 s), at most ${sorted.at(-1).toFixed(1)} ms`;
   }
   if (run.figures) {
-    const batches = Object.entries(run.figures.batches).map(([size, runs]) => `${runs} of ${size}`);
-    at("batches").textContent = batches.length ? `${batches.join(", ")} sequences` : "none";
+    const batches = Object.entries(run.figures.batches).map(([size, runs]) => `${runs} × ${size}`);
+    at("batches").textContent = batches.join(", ") || "none";
     at("tabs").textContent = run.figures.tabs;
   }
 }
