@@ -1,8 +1,8 @@
-//! The steps of a request of a model with `input_windows`: how many there are, which window each reads, and the outputs so
-//! far.
+//! The steps of a request of a model with `input_windows` or `repeat`: how many there are, what each reads, and the outputs
+//! so far.
 //!
-//! A request's elements follow those that the sequence has left over. [`super::stepping`] moves a row from one step to the
-//! next.
+//! With windows, a request's elements follow those that the sequence has left over. With `repeat`, a step reads what the one
+//! before it gave ([`super::repeat`]). [`super::stepping`] moves a row from one step to the next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rows::{copies, reserve};
 use super::gathered::Gathering;
 use crate::binding::{Binding, BoundInput, BoundWindow, RequestInput, ShapeForm};
 use crate::error::{InputError, RequestError};
-use crate::memory::Charge;
+use crate::store::Saved;
 use crate::triton::{HeldElements, HeldInput, Request, Times};
 
 /// A row alone.
@@ -22,8 +22,11 @@ const ALONE: RowAt = RowAt { position: 0, rows: 1 };
 /// The steps of a request.
 #[derive(Default)]
 pub struct Course {
+    /// All of them; with `repeat`, the most that there may be.
     pub steps: usize,
     pub made: usize,
+    /// Whether an output has ended them; `None` without `repeat`.
+    pub is_stopped: Option<bool>,
     /// The last step has been made.
     pub is_over: bool,
     /// Elements of the first input that is cut, which the sequence keeps for its next request, or which END drops.
@@ -32,12 +35,14 @@ pub struct Course {
     pub real: Option<usize>,
     /// The elements of each input that is cut; empty if the only step reads what the request brings.
     cuts: Vec<Cut>,
+    /// What the last step gave for the next one, with the positions of its inputs.
+    pub(super) repeated: Vec<(usize, HeldInput)>,
     /// The outputs of the steps that have been made.
     pub(super) outputs: Gathering,
     /// When the first step began.
     pub began: Option<Times>,
-    /// Pays for the states that the row carries.
-    pub charge: Option<Charge>,
+    /// The state of the sequence before the request; `None` if there was none, or it cannot change before the last step.
+    pub before: Option<Saved>,
 }
 
 /// The elements of an input that is cut.
@@ -130,9 +135,16 @@ impl Course {
         Ok((course, left))
     }
 
-    /// The windows of the next step, each with the position of its input; none if the step reads the request's own inputs.
-    pub(super) fn windows(&self) -> impl Iterator<Item = Result<(usize, HeldInput), RequestError>> {
-        self.cuts.iter().map(|cut| Ok((cut.position, cut.window(self.made)?)))
+    /// The steps of a request of a model with `repeat`.
+    pub(super) fn repeating(steps: usize) -> Self {
+        Self { steps, is_stopped: Some(false), ..Self::default() }
+    }
+
+    /// What the next step reads in the place of the request's own inputs, each with its position.
+    pub(super) fn inputs(&mut self) -> impl Iterator<Item = Result<(usize, HeldInput), RequestError>> {
+        let Self { cuts, made, repeated, .. } = self;
+        let windows = cuts.iter().map(|cut| Ok((cut.position, cut.window(*made)?)));
+        repeated.drain(..).map(Ok).chain(windows)
     }
 }
 

@@ -107,14 +107,14 @@ impl Expected {
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
-        let cuts = self.binding.is_cut();
-        let deadline = if cuts { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
+        let makes_steps = self.binding.makes_steps();
+        let deadline = if makes_steps { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
         Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }
 
-    /// Whether requests are cut into windows.
-    pub fn are_cut(&self) -> bool {
-        self.binding.is_cut()
+    /// Whether requests may make several steps.
+    pub fn make_steps(&self) -> bool {
+        self.binding.makes_steps()
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.

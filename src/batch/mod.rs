@@ -15,6 +15,7 @@ pub mod generated;
 pub mod grouping;
 pub mod isolation;
 pub mod padding_check;
+mod repeat;
 pub mod respond;
 pub mod state_api;
 mod stepping;
@@ -73,7 +74,7 @@ pub struct Row {
     pub extras: Option<Box<Extras>>,
     /// What generated inputs need of its sequence, if the model has such inputs.
     pub counted: Option<Box<Counted>>,
-    /// The steps of its request, if its model cuts windows.
+    /// The steps of its request, if requests of its model may make several.
     pub course: Option<Box<Course>>,
     /// It is not to run after this time.
     pub deadline: Option<Instant>,
@@ -112,9 +113,10 @@ impl Row {
         self.state.lease.as_ref().filter(|_| !self.state.is_fresh()).map(Lease::good)
     }
 
-    /// Whether nothing of it has been changed or answered, so that it can run again.
+    /// Whether its step has changed and answered nothing, so that it can run again.
     pub fn is_untouched(&self) -> bool {
-        !self.request.is_answered() && self.state.lease.as_ref().is_none_or(Lease::is_untouched)
+        let is_unchanged = self.is_under_way() || self.state.lease.as_ref().is_none_or(Lease::is_untouched);
+        !self.request.is_answered() && is_unchanged
     }
 
     /// Checks the lengths of the inputs that have a context, where the first inference of a sequence differs from later
@@ -148,6 +150,9 @@ impl Row {
 
     /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
     pub fn starts_for_model(&self) -> bool {
+        if self.is_under_way() {
+            return false;
+        }
         let fresh = self.state.is_fresh();
         self.asked.as_ref().map_or(fresh, |asked| {
             asked.progress.restarts || ((fresh || asked.progress.began) && !asked.progress.goes_on)

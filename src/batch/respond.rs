@@ -17,10 +17,10 @@ use crate::triton::{OutputMemory, Response, c_name, echo};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
-    binding: &'a Binding,
+    pub(super) binding: &'a Binding,
     step: &'a Step,
     /// None for those that stay where they are.
-    outputs: Vec<Option<OutputRows<'a>>>,
+    pub(super) outputs: Vec<Option<OutputRows<'a>>>,
     rows: usize,
 }
 
@@ -90,15 +90,37 @@ impl<'a> Answers<'a> {
                 continue;
             }
             let answer = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
-            match answer.bound.trim {
-                Some(trim) => {
-                    let length = self.length(answer, trim.by, position, row)?;
-                    self.trimmed(response, answer, trim.axis, length, position, on_gpus)?;
-                }
-                None => self.whole(response, answer, position, on_gpus)?,
-            }
+            self.add(response, answer, position, row, on_gpus)?;
         }
         Ok(())
+    }
+
+    /// Adds the part of an output that belongs to a row to a response on the host.
+    pub(super) fn output(
+        &self,
+        response: &Response,
+        answer: &OutputRows,
+        position: usize,
+        row: &Row,
+    ) -> Result<(), RequestError> {
+        self.add(response, answer, position, row, &mut OnGpus::default())
+    }
+
+    fn add<'r>(
+        &self,
+        response: &'r Response,
+        answer: &OutputRows,
+        position: usize,
+        row: &Row,
+        on_gpus: &mut OnGpus<'r>,
+    ) -> Result<(), RequestError> {
+        match answer.bound.trim {
+            Some(trim) => {
+                let length = self.length(answer, trim.by, position, row)?;
+                self.trimmed(response, answer, trim.axis, length, position, on_gpus)
+            }
+            None => self.whole(response, answer, position, on_gpus),
+        }
     }
 
     /// An output as the model gave it.

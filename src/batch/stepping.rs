@@ -1,9 +1,12 @@
 //! What a row does between the steps of its request.
 //!
-//! Until the last step, the row carries the state itself ([`Row::carry`]), and the sequence keeps the one from before the
-//! request. So a request that fails or is cancelled between two steps changes nothing.
+//! A step leaves its state with the sequence, like that of any request, so the next one finds it in place. Before the first
+//! of several steps, the course saves the state that the sequence has. A request that fails or is cancelled before its last
+//! step gives it back, so it changes nothing.
 
 use std::time::Instant;
+
+use sequences::Outcome;
 
 use super::Row;
 use super::course::Course;
@@ -11,30 +14,47 @@ use super::generated::counts_after;
 use crate::binding::Binding;
 use crate::error::RequestError;
 use crate::model::Extras;
-use crate::store::{Captured, Contexts};
+use crate::store::{Contexts, Saved};
 use crate::triton::{self, Response, Times};
 
 impl Row {
-    /// Divides what the request brings into windows, and gives the row the first one. `extras`: what its sequence keeps.
+    /// Decides how many steps the request makes, and prepares the first one. `extras`: what its sequence keeps.
     pub fn open_course(&mut self, binding: &Binding, extras: Extras) -> Result<(), RequestError> {
-        let is_first = self.state.is_first;
-        let (course, left) = Course::new(binding, &self.request, &extras.left, self.end, is_first)?;
+        let (course, left) = match &binding.repeat {
+            Some(repeat) => (Course::repeating(self.most_steps(binding, repeat)?), extras.left),
+            None => Course::new(binding, &self.request, &extras.left, self.end, self.state.is_first)?,
+        };
         self.extras = Some(Box::new(Extras { left, ..extras }));
         self.course = Some(Box::new(course));
-        self.set_window()
+        self.set_inputs()
     }
 
-    /// Gives the row the window of its next step.
-    fn set_window(&mut self) -> Result<(), RequestError> {
-        let Some(course) = &self.course else { return Ok(()) };
+    /// Gives the row what its next step reads.
+    fn set_inputs(&mut self) -> Result<(), RequestError> {
+        let Some(course) = &mut self.course else { return Ok(()) };
         self.state.is_partial = course.made + 1 < course.steps;
         if course.made < course.steps {
-            for window in course.windows() {
-                let (position, window) = window?;
-                self.request.set_input(position, &window);
+            for input in course.inputs() {
+                let (position, input) = input?;
+                self.request.set_input(position, &input);
             }
         }
         Ok(())
+    }
+
+    /// Keeps the state that the sequence has before the first of several steps.
+    pub fn keep_before(&mut self, before: Saved) {
+        if let Some(course) = &mut self.course {
+            course.before = Some(before);
+        }
+    }
+
+    /// The state from before the request, if its sequence is to have it again: steps have changed it, and the request has
+    /// not made all of them or is not to change anything.
+    pub fn take_before(&mut self) -> Option<Saved> {
+        let outcome = self.state.lease.as_ref().filter(|lease| !lease.ends())?.outcome();
+        let is_to_be_undone = outcome == Outcome::Lost || (self.state.discards && self.is_under_way());
+        self.course.as_mut()?.before.take().filter(|_| is_to_be_undone)
     }
 
     /// Whether steps of its request have been made, and more follow.
@@ -90,29 +110,34 @@ impl Row {
         Ok(response)
     }
 
-    /// Adds how many steps the request made, and how many elements are left over, if its model cuts windows.
+    /// Adds how many steps the request made; how many elements are left over of windows, or whether an output has ended the
+    /// steps.
     pub fn answer_steps(&self, response: &Response) -> Result<(), RequestError> {
         let Some(course) = &self.course else { return Ok(()) };
         response.set_number(c"steps", course.steps)?;
+        if let Some(is_stopped) = course.is_stopped {
+            return Ok(response.set_flag(c"stopped", is_stopped)?);
+        }
         response.set_number(c"left", course.left)?;
         Ok(course.real.map_or(Ok(()), |real| response.set_number(c"real", real))?)
     }
 
-    /// Carries the state after a step to the next one.
-    pub fn carry(&mut self, binding: &Binding, captured: Captured) -> Result<(), RequestError> {
+    /// Goes on to the next step, which reads the state that the last one has left with the sequence.
+    pub fn go_on(&mut self, binding: &Binding) -> Result<(), RequestError> {
         let counts = counts_after(binding, self);
         if let Some(extras) = &mut self.extras {
             extras.steps = extras.steps.saturating_add(1);
             extras.counts = counts;
         }
-        self.state.given = captured.state.states.into_iter().map(Some).collect();
-        self.state.contexts = Contexts::Given(captured.state.contexts);
-        self.state.is_first = false;
+        if let Some(asked) = self.asked.as_mut().filter(|_| self.state.start) {
+            asked.progress.began = true;
+        }
+        (self.state.start, self.state.is_first) = (false, false);
+        (self.state.given, self.state.contexts) = (Vec::new(), Contexts::Kept);
         if let Some(course) = &mut self.course {
             course.made += 1;
-            course.charge = captured.charge;
         }
-        self.set_window()
+        self.set_inputs()
     }
 
     /// The times of its request: those of a step, but from the first one on.
@@ -124,8 +149,9 @@ impl Row {
 
     /// Says in an error at which step of several it happened.
     pub fn at_step(&self, mut error: triton::Error) -> triton::Error {
-        if let Some(Course { steps, made, .. }) = self.course.as_deref().filter(|course| course.steps > 1) {
-            error.message += &format!(" (step {} of {steps} of the request)", made + 1);
+        if let Some(course) = self.course.as_deref().filter(|course| course.steps > 1) {
+            let of = if course.is_stopped.is_some() { String::new() } else { format!(" of {}", course.steps) };
+            error.message += &format!(" (step {}{of} of the request)", course.made + 1);
         }
         error
     }

@@ -68,10 +68,22 @@ pub enum InputError {
     TooManySteps { name: String, brought: usize, steps: usize, most: usize },
     /// The rows of one answer can't have different numbers of steps, and each row's depends on what its sequence has left over.
     #[error(
-        "the request has {0} sequences, and a model with 'input_windows' takes one in a request: send a request for each \
-         sequence"
+        "the request has {0} sequences, and a model with 'input_windows' or 'repeat' takes one in a request: send a request \
+         for each sequence"
     )]
     SeveralSequences(usize),
+    /// The request parameter `max_steps` is not a number of steps that a request may make.
+    #[error(
+        "parameter 'max_steps' of the request is {value}, and a whole number from 1 to {most} is expected \
+         (max_steps_per_request)"
+    )]
+    MaxSteps { value: String, most: usize },
+    /// Nothing says when the steps end.
+    #[error(
+        "the request has no parameter 'max_steps', and the model has no 'repeat_until': one of them has to say when the steps \
+         of a request end"
+    )]
+    NoMaxSteps,
     /// Inputs bring different numbers of windows.
     #[error(
         "the inputs of the request do not bring the same number of windows ('input_windows'): {brought}; the state of its \

@@ -69,7 +69,7 @@ pub enum RunError {
     /// The outputs of the steps of a request are too large together.
     #[error(
         "the outputs of the request's steps have {bytes} bytes by now, and {limit} are allowed (max_steps_per_request); the \
-         state of its sequence is as it was before: send fewer elements in a request"
+         state of its sequence is as it was before: send fewer elements in a request, or a smaller max_steps"
     )]
     AnswerTooLarge { bytes: usize, limit: usize },
     /// The outputs of two steps of a request cannot stand together.
@@ -78,6 +78,14 @@ pub enum RunError {
          answer cannot have both; the state of its sequence is as it was before"
     )]
     UnequalSteps { name: String, first: String, later: String },
+    /// An output of a step is not what the next one can read.
+    #[error(
+        "the model's output '{output}' has shape {} for a row, and the next step reads it as input '{input}' {} (repeat); the \
+         state of its sequence is as it was before",
+        Dims(dims),
+        Dims(wanted)
+    )]
+    RepeatedShape { output: String, input: String, dims: Vec<i64>, wanted: Vec<i64> },
     /// An output is wanted in memory of a GPU that cannot be written.
     #[error("output '{name}' is wanted in memory of GPU {gpu}, which cannot be written: {source}")]
     OutputOnGpu { name: String, gpu: i32, source: DeviceError },
@@ -99,6 +107,7 @@ impl RunError {
             | Self::OutputRows { .. }
             | Self::PaddedState { .. }
             | Self::UnequalSteps { .. }
+            | Self::RepeatedShape { .. }
             | Self::OutputLength { .. } => (Reason::Run, Code::Internal),
         }
     }

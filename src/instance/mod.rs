@@ -134,7 +134,7 @@ impl Instance {
     pub fn execute_rows(&mut self, rows: Vec<Row>) -> (Vec<Answered>, Vec<Row>) {
         let mut left = Vec::new();
         let answered = self.make_answers(rows.len(), |of, times, answered| {
-            let (under_way, new) = if of.model.binding.is_cut() {
+            let (under_way, new) = if of.model.binding.makes_steps() {
                 rows.into_iter().partition(Row::is_under_way)
             } else {
                 (Vec::new(), rows)
@@ -383,11 +383,11 @@ impl Instance {
         let may_share = is_last || rows == 1;
         if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
             // States may be half-way, so nothing is run again.
-            batch.iter_mut().filter(|row| !row.state.is_partial).for_each(|row| row.state.spoil());
+            batch.iter_mut().for_each(|row| row.state.spoil());
             self.fail(batch, error.into(), times);
             return Ok(());
         }
-        self.carry(batch, rows, &mut responses);
+        self.go_on(batch, &mut responses);
         if let Err(error) = self.finish_operations(batch, &mut responses) {
             self.fail(batch, error, times);
             return Ok(());
@@ -401,7 +401,7 @@ impl Instance {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
         let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response(&self.model.binding)?)).collect();
         answers.fill_responses(batch, &mut responses)?;
-        Ok(self.gather_steps(batch, responses))
+        Ok(self.gather_steps(&answers, batch, responses))
     }
 
     /// Answers the rows of a batch whose states have been stored.
@@ -433,10 +433,11 @@ impl Instance {
 
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
     /// come before the answer has left.
-    fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
-        let Row { mut state, answer, request, key, asked, .. } = row;
-        let ends = asked.is_some_and(|asked| asked.progress.ends);
-        state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
+    fn depart(&mut self, mut row: Row, answered: &mut Vec<Answered>) {
+        let ends = row.asked.as_ref().is_some_and(|asked| asked.progress.ends);
+        row.state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
+        self.undo_steps(&mut row);
+        let Row { mut state, answer, request, key, .. } = row;
         let lane = key.and_then(|key| key.lane);
         let finished = lane.map(|lane| match &state.lease {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },

@@ -398,6 +398,10 @@ impl Instance {
                 continue;
             }
             let Some(asked) = row.asked.take() else { continue };
+            if row.state.discards {
+                // It reads the state that its sequence keeps.
+                self.undo_steps(row);
+            }
             if let Err(error) = panic::catch_result(|| self.answer_reads(row, &asked, filled)) {
                 *response = Err(error);
                 // A START that fails leaves no sequence.

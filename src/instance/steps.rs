@@ -1,12 +1,13 @@
-//! The steps of requests: one each, unless the model has `input_windows` (`batch/course.rs`).
+//! The steps of requests: one each, unless the model has `input_windows` or `repeat` (`batch/course.rs`).
 
 use std::time::Instant;
 
-use rows::tensor::RowAt;
+use sequences::Outcome;
 
 use super::Instance;
 use super::state_api::Change;
-use crate::batch::respond::empty_response;
+use crate::batch::respond::{Answers, empty_response};
+use crate::batch::state_api::conflict;
 use crate::batch::{Row, fault};
 use crate::error::RequestError;
 use crate::model::{Answered, Lease};
@@ -51,6 +52,7 @@ impl Instance {
                 let error = if others_ran { error.while_others_ran() } else { *error };
                 self.fail(std::slice::from_mut(&mut row), error, times);
             }
+            self.undo_steps(&mut row);
             row.state.lease.iter_mut().for_each(Lease::fail_run);
             self.depart(row, answered);
         }
@@ -58,9 +60,9 @@ impl Instance {
         left
     }
 
-    /// Divides what rows bring into windows. Answers those that make no step.
+    /// Decides how many steps rows make, and saves the states that several steps may change. Answers rows that make no step.
     fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        if !self.model.binding.is_cut() {
+        if !self.model.binding.makes_steps() {
             return rows;
         }
         self.store.note_first(&mut rows);
@@ -73,9 +75,11 @@ impl Instance {
             if row.makes_no_step() {
                 return of.answer_without_step(row).map(Some);
             }
-            // Later steps read what the row carries, and the sequence keeps its state in its slot until the last one.
             let slot = row.state.lease.as_ref().map(Lease::slot).filter(|_| row.state.is_partial && !row.state.start);
-            slot.map_or(Ok(()), |slot| of.store.evict(&[slot]))?;
+            if let Some(slot) = slot {
+                let saved = of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?;
+                row.keep_before(saved);
+            }
             Ok(None)
         })
     }
@@ -112,33 +116,51 @@ impl Instance {
         })
     }
 
-    /// Takes the outputs of a step. Those of a last one become the response to the request.
+    /// Takes the outputs of a step, and what the next one reads of them. Those of a last one become the response to the
+    /// request.
     pub(super) fn gather_steps(
         &self,
+        answers: &Answers,
         batch: &mut [Row],
         responses: Vec<Result<Response, RequestError>>,
     ) -> Vec<Result<Response, RequestError>> {
-        if !self.model.binding.is_cut() {
+        if !self.model.binding.makes_steps() {
             return responses;
         }
-        let gather = |(row, response): (&mut Row, Result<Response, RequestError>)| {
-            panic::catch_result(|| row.gather_step(&self.model.binding, response?))
+        let gather = |(position, (row, response)): (usize, (&mut Row, Result<Response, RequestError>))| {
+            panic::catch_result(|| {
+                let response = response?;
+                answers.repeat(position, row)?;
+                row.gather_step(&self.model.binding, response)
+            })
         };
-        batch.iter_mut().zip(responses).map(gather).collect()
+        batch.iter_mut().zip(responses).enumerate().map(gather).collect()
     }
 
-    /// Lets the rows of a batch of `rows` rows that has run carry their states to their next steps.
-    pub(super) fn carry(&mut self, batch: &mut [Row], rows: usize, responses: &mut [Result<Response, RequestError>]) {
-        for (position, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
-            if response.is_err() || !row.state.is_partial {
-                continue;
-            }
-            let carried = panic::catch_result(|| {
-                let captured = self.store.capture(&self.step, RowAt { position, rows }, row)?;
-                row.carry(&self.model.binding, captured)
-            });
-            if let Err(error) = carried {
+    /// Lets the rows of a batch whose states have been stored go on to their next steps.
+    pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Result<Response, RequestError>]) {
+        for (row, response) in batch.iter_mut().zip(responses).filter(|(row, of)| row.state.is_partial && of.is_ok()) {
+            if let Err(error) = panic::catch_result(|| row.go_on(&self.model.binding)) {
                 *response = Err(error);
+            }
+        }
+    }
+
+    /// Gives the sequence of a row the state from before the request again, if its steps have changed that and shall not. If
+    /// that fails, the sequence ends.
+    pub(super) fn undo_steps(&mut self, row: &mut Row) {
+        let Some(before) = row.take_before() else { return };
+        let Some(lease) = &mut row.state.lease else { return };
+        let restored: Result<_, RequestError> = panic::catch_result(|| Ok(self.store.restore(lease.slot(), before)?));
+        match restored {
+            Ok(_) if lease.outcome() == Outcome::Lost => lease.undo(),
+            Ok(_) => {}
+            Err(error) => {
+                log::error!(
+                    "{}: a sequence ends, because its state from before a request cannot be restored: {error}",
+                    self.model.config.model
+                );
+                lease.spoil();
             }
         }
     }

@@ -213,6 +213,11 @@ impl Lease {
         self.outcome = Outcome::Advanced;
     }
 
+    /// The sequence has the state from before the request again.
+    pub const fn undo(&mut self) {
+        self.outcome = Outcome::Failed;
+    }
+
     /// The run has failed for this request alone.
     pub fn fail_run(&mut self) {
         if self.is_untouched() {

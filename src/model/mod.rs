@@ -247,7 +247,7 @@ impl Model {
 
     /// Logs what a request may make, if it may make several steps.
     fn log_steps(&self, name: &str) {
-        if !self.binding.is_cut() {
+        if !self.binding.makes_steps() {
             return;
         }
         let MostSteps { steps, answer_bytes } = self.binding.most_steps;

@@ -98,6 +98,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         counters: Vec::new(),
         growing_padding: None,
         slot: SlotLayout::new(&sizes).unwrap(),
+        repeat: None,
         answers_each_step: false,
         most_steps: MostSteps { steps: 1, answer_bytes: usize::MAX },
         needs_steps: None,

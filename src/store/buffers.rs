@@ -10,7 +10,7 @@ use super::content::StateRow;
 use super::row_state::RowState;
 use super::spots::{BufferPlan, Spot, Spots, permute};
 use crate::binding::{Binding, StatePlace};
-use crate::memory::{BytesMut, MemoryError, SlotMemory};
+use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
 use crate::session::{BatchTensor, Copier, Given};
 
@@ -203,16 +203,6 @@ impl BatchBuffers {
     pub fn keep(&mut self, slot: SlotId, position: usize, run_rows: usize) {
         if !self.states.is_empty() {
             self.spots.move_to(slot, Spot { buffer: self.plan.into, position }, run_rows);
-        }
-    }
-
-    /// Copies a state that the last run, over `run_rows` rows, wrote at `position`, to where it is alone.
-    pub fn take_new(&self, number: usize, position: usize, run_rows: usize, to: BytesMut, copier: &Copier) {
-        let index = self.states.iter().position(|state| state.number == number);
-        let of = index.and_then(|index| Some((&self.states[index], self.tensors.get(self.plan.into)?.get(index)?)));
-        if let Some((state, tensor)) = of {
-            let row = state.layout.row(RowAt { position, rows: run_rows });
-            tensor.take(copier, &row, to, state.storage);
         }
     }
 

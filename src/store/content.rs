@@ -115,9 +115,9 @@ pub struct SequenceState {
     pub contexts: Vec<Vec<u8>>,
 }
 
-/// The state of a sequence after some of the steps of a request.
-pub struct Captured {
-    pub state: SequenceState,
+/// The state of a sequence before a request of several steps.
+pub struct Saved {
+    pub(super) state: SequenceState,
     /// What its states of varying size take of the bytes that all sequences may have.
-    pub charge: Option<Charge>,
+    pub(super) charge: Option<Charge>,
 }

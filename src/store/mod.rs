@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
-mod capture;
 mod content;
 mod new_states;
 mod operations;
@@ -37,7 +36,7 @@ use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use buffers::BatchBuffers;
-pub use content::{Captured, SequenceState, WriteError};
+pub use content::{Saved, SequenceState, WriteError};
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use output_rows::OutputRows;
@@ -259,8 +258,10 @@ impl StateStore {
             if row.state().discards && !row.state().is_partial {
                 row.state_mut().lease.iter_mut().for_each(Lease::advance);
             }
+            let is_partial = row.state().is_partial;
             let Some(lease) = row.state_mut().lease_that_keeps() else { continue };
             match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows)) {
+                Ok(()) if is_partial => lease.spoil(),
                 Ok(()) => lease.advance(),
                 Err(error) => {
                     lease.spoil();

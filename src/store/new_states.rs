@@ -72,7 +72,7 @@ impl NewStates<'_> {
 }
 
 /// The ends of a row's inputs that have a context.
-pub(super) fn ends_of_row<R: HasState>(binding: &Binding, row: &R) -> impl Iterator<Item = EndOfRow> {
+fn ends_of_row<R: HasState>(binding: &Binding, row: &R) -> impl Iterator<Item = EndOfRow> {
     let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
         Some(EndOfRow { input, context, length: row.steps(binding, input, context.axis)? })
     };
@@ -80,16 +80,16 @@ pub(super) fn ends_of_row<R: HasState>(binding: &Binding, row: &R) -> impl Itera
 }
 
 /// The end of a row of an input, which is the context of the next.
-pub(super) struct EndOfRow {
+struct EndOfRow {
     input: usize,
-    pub context: BoundContext,
+    context: BoundContext,
     /// Steps that the model saw.
     length: usize,
 }
 
 impl EndOfRow {
     /// Copies it out of the inputs of the last run, in which the row was `at`.
-    pub fn copy(&self, binding: &Binding, step: &Step, at: RowAt, kept: &mut [u8]) {
+    fn copy(&self, binding: &Binding, step: &Step, at: RowAt, kept: &mut [u8]) {
         let Self { input, context, length } = *self;
         let bound = &binding.inputs[input];
         let (dims, bytes) = step.filled(input);

@@ -8,7 +8,7 @@ use rows::tensor::{DataType, Dims, StorageType, element_count};
 use sequences::pool::SlotId;
 
 use super::StateStore;
-use super::content::{SequenceState, StateContent, StateRow, WriteError};
+use super::content::{Saved, SequenceState, StateContent, StateRow, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RunError;
 use crate::memory::MemoryError;
@@ -53,6 +53,21 @@ impl StateStore {
         };
         let contexts = self.binding.contexts().map(|(_, _, of)| context(of.slot_entry, of.bytes)).collect();
         Ok(Some(SequenceState { states, contexts }))
+    }
+
+    /// The state of a sequence before a request that may take several steps; `None` if it is over.
+    pub fn save(&mut self, sequence: SlotId) -> Result<Option<Saved>, RunError> {
+        let Some(state) = self.read(sequence)? else { return Ok(None) };
+        let bytes = self.sizes(&state).map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        let charge = if bytes > 0 { Some(self.sequences.charge(bytes)?) } else { None };
+        Ok(Some(Saved { state, charge }))
+    }
+
+    /// Gives a sequence the state again that it had when it was saved.
+    pub fn restore(&mut self, sequence: SlotId, saved: Saved) -> Result<bool, WriteError> {
+        // What paid for the copy pays for the state.
+        drop(saved.charge);
+        self.write(sequence, &saved.state)
     }
 
     /// Gives a sequence another state. Returns false if it is over. A state that does not fit, or for which there is no
@@ -202,7 +217,7 @@ fn write(
     }
 }
 
-pub(super) fn widened(narrow: &[u8]) -> Vec<u8> {
+fn widened(narrow: &[u8]) -> Vec<u8> {
     let value = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_ne_bytes();
     narrow.chunks_exact(2).flat_map(value).collect()
 }

@@ -24,7 +24,8 @@ pub struct RowState {
     pub is_first: bool,
     /// The run leaves the state as it is (`commit: false`).
     pub discards: bool,
-    /// More steps of its request follow, so the sequence keeps the state from before the request.
+    /// More steps of its request follow. Until the last one, the sequence has the state after a step, but counts as lost: who
+    /// stops before gives it the state from before the request again ([`super::StateStore::save`]).
     pub is_partial: bool,
     /// Dimensions of the states of varying size before the run, where [`super::StateStore::note_dims`] has noted them.
     pub dims: Vec<Vec<i64>>,
@@ -67,7 +68,8 @@ impl RowState {
 
     /// Whether its sequence has the state after the run.
     pub(super) fn keeps(&self) -> bool {
-        !self.discards && !self.is_partial && self.lease.as_ref().is_some_and(|lease| !lease.ends())
+        let is_kept = |lease: &Lease| self.is_partial || (!self.discards && !lease.ends());
+        self.lease.as_ref().is_some_and(is_kept)
     }
 
     /// Its lease, if its sequence has the state after the run.

@@ -165,6 +165,17 @@ impl RawResponse {
         }
     }
 
+    /// Adds a flag as a parameter, if the server has parameters of responses.
+    pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
+        // SAFETY: the response is alive; the call copies the name.
+        let set =
+            unsafe { check(call!(TRITONBACKEND_ResponseSetBoolParameter(self.raw.as_ptr(), name.as_ptr(), flag))) };
+        match set {
+            Err(error) if error.code == Code::Unsupported => Ok(()),
+            set => set,
+        }
+    }
+
     /// Sends it, with the error if there is one. Nothing follows a response that is final.
     pub fn send(self, error: Option<Error>, is_final: bool) -> Result<(), Error> {
         let flags = if is_final { triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL } else { 0 };

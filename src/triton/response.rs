@@ -109,6 +109,14 @@ impl Response {
         }
     }
 
+    /// Adds a flag as a parameter, like [`Response::set_number`].
+    pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
+        match &self.0 {
+            Kind::Whole(raw) => raw.set_flag(name, flag),
+            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
+        }
+    }
+
     /// Sends it as a response that others follow.
     pub(super) fn send_part(self) -> Result<(), Error> {
         match self.0 {

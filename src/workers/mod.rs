@@ -258,7 +258,7 @@ impl Workers {
             } else if asked.is_some() {
                 return Err(several_rows().into());
             }
-            if controls.len() > 1 && self.expected.are_cut() {
+            if controls.len() > 1 && self.expected.make_steps() {
                 return Err(InputError::SeveralSequences(controls.len()).into());
             }
             Ok((controls, asked))

@@ -42,6 +42,8 @@ the … cannot be run:
 …; without it: …
 the request was cancelled
 the request has … sequences, and a model with
+parameter 'max_steps' of the request is
+the request has no parameter 'max_steps', and
 sequence id … is a string
 sequence id … is too large
 SEQUENCE_ID_NOT_PROVIDED:

@@ -30,6 +30,7 @@ pub mod fuzzed;
 mod own;
 #[cfg(feature = "fault-injection")]
 mod panics;
+mod repeat;
 mod requests;
 mod shared_memory;
 mod steps;

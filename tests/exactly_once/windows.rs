@@ -15,7 +15,7 @@ fn schedulers() -> [Value; 4] {
 }
 
 /// The same, with an answer for each step.
-fn decoupled(mut config: Value) -> Value {
+pub fn decoupled(mut config: Value) -> Value {
     config["model_transaction_policy"] = json!({ "decoupled": true });
     config["output"][0]["dims"] = json!([2]);
     config

@@ -116,6 +116,15 @@ impl Explained<'_> {
             }
             reasons.push(listed("'output'", self.origins.outputs_completed));
         }
+        let fed = self.binding.repeat.iter().flat_map(|repeat| &repeat.feeds).filter(|feed| feed.output == index);
+        for feed in fed {
+            uses.push(format!("{} of the next step", self.binding.inputs[feed.input].name));
+            reasons.push("'repeat'".to_owned());
+        }
+        if self.binding.repeat.iter().flat_map(|repeat| &repeat.until).any(|stop| stop.output == index) {
+            uses.push("the end of the steps".to_owned());
+            reasons.push("'repeat_until'".to_owned());
+        }
         let gives_lengths = |trim: TrimBy| trim == TrimBy::Output(index);
         if self.binding.outputs.iter().any(|other| other.trim.is_some_and(|trim| gives_lengths(trim.by))) {
             uses.push("lengths".to_owned());

@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import conversion, faults, ovms, padding, peers, report, service, state_api, step
+from support.bench import conversion, faults, ovms, padding, peers, repeat, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -28,6 +28,7 @@ LEVELS = (
     "throughput",
     "growing",
     "padding",
+    "repeat",
     "live",
     "load",
     "state",
@@ -114,7 +115,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
-    parser.add_argument("--sequences", type=_numbers, help="for service, padding, conversion, ovms, closed and open")
+    parser.add_argument(
+        "--sequences", type=_numbers, help="for service, padding, repeat, conversion, ovms, closed and open"
+    )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
@@ -140,7 +143,7 @@ def arguments() -> argparse.Namespace:
         type=Path,
         default=padding.SMALL,
         metavar="FILE",
-        help="for padding: an export of scripts/support/bench/export_decoder.py (default: a small one, for tests)",
+        help="for padding and repeat: an export of scripts/support/bench/export_decoder.py (default: a small one, for tests)",
     )
     parser.add_argument(
         "--denoiser",
@@ -262,6 +265,9 @@ LEVEL = {
     "growing": lambda folder, effort, _: step.growing(folder, effort),
     "padding": lambda folder, _, options: padding.tokens(
         folder, options.decoder, options.sequences or [1, 4, 16, 64], 4 * options.seconds, options.blocks
+    ),
+    "repeat": lambda folder, _, options: repeat.tokens(
+        folder, options.decoder, options.sequences or [1, 4, 16], 4 * options.seconds, options.blocks
     ),
     "live": lambda folder, effort, _: step.live(folder, effort),
     "load": lambda folder, *_: step.load(folder),

@@ -57,6 +57,14 @@ COLUMNS = {
         "server_cpu_us_per_token": "server CPU µs/token",
         "over_apart": "/ without",
     },
+    "repeat": {
+        "model": "model",
+        "sequences": "sequences",
+        "loop": "who goes on",
+        "tokens_per_s": "tokens/s",
+        "server_cpu_us_per_token": "server CPU µs/token",
+        "over_client": "/ client",
+    },
     "live": {
         "model": "model",
         "scheduling": "scheduling",

@@ -21,6 +21,7 @@ from harness.graphs import graph as graph_of
 from harness.graphs import node
 from harness.models import quantized
 from harness.models.families import FAMILIES
+from harness.models.generated import decoder
 from harness.python_backend import with_python_backend
 from support.oracle import Oracle
 from support.paths import CONVERT, INSPECT, RECORDING, ROOT, SILERO_VAD
@@ -303,6 +304,79 @@ def test_a_language_model_whose_client_sends_masks(cookbook_deployment, load):
             inputs = {"input_ids": np.array(ids), "position_ids": positions, "attention_mask": mask}
             answers = served.step(inputs, end=past == 7)
             np.testing.assert_array_equal(answers["logits"], by_hand.step(inputs)["logits"])
+
+
+def load_own(cookbook_deployment, page: Page, model: str, made: onnx.ModelProto) -> None:
+    """Loads a graph that a page makes, with the configuration that it shows."""
+    folder = Path(cookbook_deployment.repository) / model
+    (folder / "1").mkdir(parents=True)
+    onnx.checker.check_model(made)
+    onnx.save(made, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(page.file(f"{model}/config.pbtxt"))
+    cookbook_deployment.admin.load_model(model)
+    cookbook_deployment.loaded[model] = ""
+
+
+def by_itself(made: onnx.ModelProto, prompt: list[int], count: int, last: int, state: Mapping[str, np.ndarray]):
+    """The tokens that a decoder gives in a loop with ONNX Runtime alone."""
+    states = {source.name for source in made.graph.input} - {"input_ids", "position_ids", "attention_mask"}
+    pairs = {name: name.replace("past_key_values", "present").replace("random", "next_random") for name in states}
+    tokens: list[int] = []
+    oracle, past, ids = Oracle(made.SerializeToString(), pairs), 0, np.array([prompt])
+    sequence = oracle.new_sequence()
+    sequence.state = {name: oracle.zeros(name, {"past_sequence_length": 0}) for name in pairs} | dict(state)
+    while len(tokens) < count and last not in tokens:
+        now = past + ids.shape[1]
+        answers = sequence.step(
+            {
+                "input_ids": ids,
+                "position_ids": np.arange(past, now)[None],
+                "attention_mask": np.ones((1, now), np.int64),
+            }
+        )
+        ids, past = answers["next_token"], now
+        tokens.append(int(ids.item()))
+    return tokens
+
+
+def test_a_language_model_goes_on_by_itself(cookbook_deployment):
+    page = PAGES["llm-decoder.md"]
+    made = page.client("with_next_token", "")(export("optimum_decoder").build())
+    load_own(cookbook_deployment, page, "writer", made)
+    write = page.client("write", cookbook_deployment.server.grpc_url)
+    prompts = [[5, 6, 7], [8, 9], [1], [3, 4, 5, 6, 7, 8]]
+    texts = together(lambda at=at, prompt=prompt: write(prompt, 20, at + 1) for at, prompt in enumerate(prompts))
+    assert texts == [by_itself(made, prompt, 20, 2, {}) for prompt in prompts]
+    assert len({tuple(text) for text in texts}) > 1
+
+
+def test_a_graph_draws_with_its_random_state_as_a_state(cookbook_deployment):
+    page, words = PAGES["sampling.md"], 16
+    base = decoder("poet").build()
+    made = page.client("with_sampling", "")(base, words)
+    load_own(cookbook_deployment, page, "poet", made)
+    dream = page.client("dream", cookbook_deployment.server.grpc_url)
+    asked = [([5, 6, 7], 11), ([5, 6, 7], 12), ([8, 9], 11), ([5, 6, 7], 11)]
+    texts = together(lambda at=at, of=of: dream(of[0], 20, of[1], at + 1) for at, of in enumerate(asked))
+    for (prompt, seed), text in zip(asked, texts, strict=True):
+        assert text == by_itself(made, prompt, 20, 2, {"random_state": np.array([[seed, 0]])})
+    assert texts[0] == texts[3] and len({tuple(text) for text in texts}) == 3
+    # what it draws has the probabilities of the logits
+    session = Oracle(made.SerializeToString(), {}).session
+    past = {source.name: np.zeros((1, 2, 0, 4), np.float32) for source in base.graph.input if "past" in source.name}
+    fed = {
+        "input_ids": np.array([[3]]),
+        "position_ids": np.array([[0]]),
+        "attention_mask": np.array([[1]]),
+        **past,
+    }
+    draws, count = np.zeros(words), 4000
+    for draw in range(count):
+        token, logits = session.run(["next_token", "logits"], {**fed, "random_state": np.array([[7, draw]])})
+        draws[token.item()] += 1
+    shares = np.exp(logits[0, 0].astype(np.float64) / 0.8)
+    expected = count * shares / shares.sum()
+    assert ((draws - expected) ** 2 / expected).sum() < 40  # 15 degrees of freedom: the same draws each time
 
 
 def test_a_limited_past(agrees):

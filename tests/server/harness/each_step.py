@@ -17,9 +17,11 @@ TELL_END = {"triton_enable_empty_final_response": True}
 def decoupled(model: Model) -> Model:
     """The model with an answer for each step: outputs have no dimension for the steps of a request."""
 
+    ranks = {tensor.name: len(tensor.type.tensor_type.shape.dim) for tensor in model.build().graph.output}
+
     def of_step(tensor: Tensor) -> Tensor:
-        is_stacked = tensor.dims[0] == -1 and len(tensor.dims) > 1
-        return dataclasses.replace(tensor, dims=tensor.dims[1:]) if is_stacked else tensor
+        has_dimension = len(tensor.dims) + bool(model.max_batch_size) > ranks[tensor.name]
+        return dataclasses.replace(tensor, dims=tensor.dims[1:]) if has_dimension else tensor
 
     outputs = tuple(of_step(tensor) for tensor in model.outputs)
     return model.variant(model.name, outputs=outputs, more="model_transaction_policy { decoupled: true }")
@@ -75,7 +77,7 @@ class EachStep:
         steps = [answer for answer in answers if "step" in answer.parameters]
         assert [answer.parameters["step"] for answer in steps] == list(range(1, len(steps) + 1))
         for answer in steps[:-1]:
-            assert not {"steps", "left", "real"} & set(answer.parameters)
+            assert not {"steps", "left", "real", "stopped"} & set(answer.parameters)
         outputs = {tensor.name: self._joined(tensor, steps) for tensor in self.model.outputs}
         last = answers[-1] if answers else Answer({}, {})
         return Answer({**last.outputs, **outputs}, last.parameters)

@@ -250,7 +250,8 @@ impl Binding {
     /// of time.
     pub fn could_be_cut(&self) -> Vec<String> {
         let chunk = |(input, request): (&BoundInput, &RequestInput)| {
-            let can_be = !self.is_cut() && !request.optional && !request.is_held && input.data_type != DataType::Bytes;
+            let can_be =
+                !self.makes_steps() && !request.optional && !request.is_held && input.data_type != DataType::Bytes;
             let beside: Vec<usize> = (0..input.dims.len()).filter(|&axis| input.batch_axis != Some(axis)).collect();
             let (axis, in_front) = match (request.context, beside.as_slice()) {
                 (Some(context), _) => (context.axis, context.length),

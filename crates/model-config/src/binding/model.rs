@@ -12,6 +12,7 @@ use super::chunks::{BoundContext, BoundWindow};
 use super::error::BindingError;
 use super::feeds::{Feeds, feed_without_requests};
 use super::generated::feed_generated;
+use super::repeat::{BoundRepeat, bind_repeat};
 use super::requests::{bind_trims, forbid_padding, request_input, response_output};
 use super::shapes::find;
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
@@ -36,6 +37,8 @@ pub struct Binding {
     pub slot: SlotLayout,
     /// What a request may make, if it may make several steps.
     pub most_steps: MostSteps,
+    /// What a step gives to the next one of the same request, if it does.
+    pub repeat: Option<BoundRepeat>,
     /// Each step has an answer of its own.
     pub answers_each_step: bool,
     /// A node that must not run over no steps, so that no input may be empty.
@@ -98,6 +101,7 @@ impl Binding {
         if states.iter().any(|state| state.dims.contains(&-1)) {
             forbid_padding(&mut inputs);
         }
+        let repeat = bind_repeat(config, signature, &inputs, &mut outputs, &states)?;
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
         let most_steps = bound_steps(config, &inputs, &outputs)?;
@@ -112,6 +116,7 @@ impl Binding {
             growing_padding,
             slot,
             most_steps,
+            repeat,
             answers_each_step,
             needs_steps: None,
         })
@@ -147,7 +152,12 @@ impl Binding {
         self.request_inputs().filter_map(|(input, request)| Some((input, request, request.window?)))
     }
 
-    /// Whether a request may have any number of steps.
+    /// Whether a request may make several steps.
+    pub fn makes_steps(&self) -> bool {
+        self.is_cut() || self.repeat.is_some()
+    }
+
+    /// Whether requests are cut into windows.
     pub fn is_cut(&self) -> bool {
         self.windows().next().is_some()
     }
@@ -190,9 +200,11 @@ impl Binding {
         if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
     }
 
-    /// Whether an output is read whatever requests ask for: as a state, or as the lengths of another.
+    /// Whether an output is read whatever requests ask for: as a state, as the lengths of another, or for the next step.
     pub fn is_needed(&self, output: usize) -> bool {
-        self.states.iter().any(|state| state.output == output) || trim_lengths(&self.outputs).contains(&output)
+        let is_repeated = self.repeat.as_ref().is_some_and(|repeat| repeat.reads(output));
+        let is_state = self.states.iter().any(|state| state.output == output);
+        is_state || is_repeated || trim_lengths(&self.outputs).contains(&output)
     }
 
     /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where

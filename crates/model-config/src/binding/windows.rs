@@ -6,7 +6,7 @@ use super::bound::{BoundControl, BoundInput, BoundOutput, Flag, ShapeForm, Sourc
 use super::chunks::{BoundWindow, Gathered};
 use super::error::BindingError;
 use super::shapes::{INPUT, describe, match_dims};
-use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, TensorConfig, USUAL_MOST_STEPS, Window};
+use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
 use crate::onnx::TensorInfo;
 
 /// Bytes that the outputs of a request may have together, unless `max_steps_per_request` allows more.
@@ -190,6 +190,9 @@ fn does_not_fit(
 }
 
 fn error(config: &Config, why: String) -> BindingError {
+    if !config.windows.are_cut() {
+        return BindingError::Parameter { parameter: REPEAT, value: config.repeat.to_string(), why };
+    }
     let entries: Vec<String> = config.windows.inputs.iter().map(Window::to_string).collect();
     BindingError::Parameter { parameter: INPUT_WINDOWS, value: entries.join(" "), why }
 }
@@ -285,12 +288,12 @@ pub(super) fn bound_steps(
     inputs: &[BoundInput],
     outputs: &[BoundOutput],
 ) -> Result<MostSteps, BindingError> {
-    if !config.windows.are_cut() {
+    if !config.windows.are_cut() && !config.repeat.is_any() {
         return Ok(MostSteps { steps: 1, answer_bytes: usize::MAX });
     }
     let is_start =
         |input: &&BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
-    if let Some(input) = inputs.iter().find(is_start) {
+    if let Some(input) = inputs.iter().find(is_start).filter(|_| config.windows.are_cut()) {
         let why = format!(
             "'{}' tells the model of START (CONTROL_SEQUENCE_START), and a START may make no step: give the states' initial \
              values in 'initial_states', and give the input the value for no START in 'constant_inputs'",

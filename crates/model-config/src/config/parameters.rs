@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 66] = [
+const KNOWN: [&str; 68] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -61,6 +61,8 @@ const KNOWN: [&str; 66] = [
     "padded_outputs",
     "park_ms",
     "queue_timeout_ms",
+    "repeat",
+    "repeat_until",
     "resident_batches",
     "scheduling",
     "sequence_cleaner_poll_wait_minutes",

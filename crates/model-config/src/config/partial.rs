@@ -18,6 +18,7 @@ use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
 use super::providers::Providers;
 use super::raw::{self, unsigned};
+use super::repeat::Repeat;
 use super::scheduling::{OldestSequences, PollWait, check_core};
 use super::states::{StatePairs, States};
 use super::tensors::{
@@ -54,6 +55,8 @@ pub struct PartialConfig {
     pub contexts: Vec<Context>,
     /// Inputs that are cut into windows.
     pub windows: Windows,
+    /// What a step of a request gives to the next one.
+    pub repeat: Repeat,
     pub(super) model: String,
     pub(super) controls: Vec<Control>,
     pub(super) constants: Vec<(String, Vec<String>)>,
@@ -136,6 +139,7 @@ impl PartialConfig {
             states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
             contexts: contexts(&parameters)?,
             windows: Windows::new(&parameters)?,
+            repeat: Repeat::new(&parameters)?,
             max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
@@ -156,7 +160,7 @@ impl PartialConfig {
 
     /// Whether an answer has the outputs of any number of steps.
     pub fn gathers_steps(&self) -> bool {
-        self.windows.are_cut() && !self.is_decoupled
+        (self.windows.are_cut() || self.repeat.is_any()) && !self.is_decoupled
     }
 
     /// Puts the instances of KIND_CPU on this many devices, in turn; with none, they stay on the host.

@@ -10,6 +10,7 @@ use super::parameters::Parameters;
 use super::partial::PartialConfig;
 use super::placement::{InstanceKind, Placement, slot_limits};
 use super::raw;
+use super::repeat::Repeat;
 use super::scheduling::{
     OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, check_stateful, core_idle_limit, idle_margin,
 };
@@ -50,6 +51,8 @@ pub struct Config {
     pub contexts: Vec<Context>,
     /// Inputs that are cut into windows.
     pub windows: Windows,
+    /// What a step of a request gives to the next one.
+    pub repeat: Repeat,
     /// Each step of a request has an answer of its own (`model_transaction_policy { decoupled: true }`).
     pub is_decoupled: bool,
     /// Inputs whose rows may have different lengths in one batch.
@@ -189,6 +192,7 @@ impl Config {
             states: partial.states,
             contexts: partial.contexts,
             windows: partial.windows,
+            repeat: partial.repeat,
             is_decoupled: partial.is_decoupled,
             ragged: partial.ragged,
             warmup_batch_sizes: warmup_batch_sizes(&parameters, max_rows_per_run)?,
@@ -225,7 +229,7 @@ impl Config {
 
     /// Whether an answer has the outputs of any number of steps.
     pub fn gathers_steps(&self) -> bool {
-        self.windows.are_cut() && !self.is_decoupled
+        (self.windows.are_cut() || self.repeat.is_any()) && !self.is_decoupled
     }
 
     /// Whether tensors have Triton's batch dimension.

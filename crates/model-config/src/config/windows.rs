@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::error::{ConfigError, bad};
 use super::parameters::{self, Assigned, Parameters, parameter_line};
+use super::repeat::REPEAT;
 
 /// The parameter.
 pub const INPUT_WINDOWS: &str = "input_windows";
@@ -43,9 +44,11 @@ impl Windows {
         };
         let most_steps = parameters.number(MAX_STEPS, 1..=1usize << 32, "a number of steps, 1 or more,")?;
         match most_steps {
-            Some(steps) if inputs.is_empty() => {
-                Err(bad(MAX_STEPS, steps.to_string(), "it needs 'input_windows': without that, a request is one step"))
-            }
+            Some(steps) if inputs.is_empty() && parameters.text(REPEAT).is_none() => Err(bad(
+                MAX_STEPS,
+                steps.to_string(),
+                "it needs 'input_windows' or 'repeat': without these, a request is one step",
+            )),
             most_steps => Ok(Self { inputs, most_steps }),
         }
     }

@@ -12,6 +12,7 @@ from harness.models.inputs import defaults, framed, framed_or_fails, knob, voice
 from harness.models.ledger import booked, ledger
 from harness.models.outputs import open_shapes, two_inputs, with_a_loss
 from harness.models.ragged import HALVES, LENGTH, RAW, WIDTH, cached, masked, padded_lstm
+from harness.models.repeated import greedy_decoder, spoken
 from harness.models.runs import fails, quantized, slow, work
 from harness.models.stateful_backend import (
     accumulate_fp32,
