@@ -22,8 +22,7 @@ from triton_stateful.errors import (
     StepConflict,
     Unavailable,
 )
-from triton_stateful.flow import Info, StateInfo
-from triton_stateful.messages import Outputs, SequenceId
+from triton_stateful.messages import Info, Outputs, SequenceId, StateInfo
 from triton_stateful.retry import Retry
 from triton_stateful.sequence import Sequence
 from triton_stateful.stream import Stream

@@ -11,8 +11,8 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from triton_stateful.errors import StatefulError
-from triton_stateful.flow import Doing, Flow, Info, Origin, Result
-from triton_stateful.messages import Array, Describe, Outputs, Pause, Request, SequenceId
+from triton_stateful.flow import Doing, Flow, Origin, Result
+from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
 from triton_stateful.retry import Retry
 from triton_stateful.transports import of_async_client
 
@@ -81,10 +81,11 @@ class AsyncSequence:
         commit: bool = True,
         end: bool = False,
         outputs: list[str] | None = None,
+        max_steps: int | None = None,
         timeout: float | None = None,
     ) -> Outputs:
         """As `Sequence.step`. If it is cancelled, the step may have run: `info` tells."""
-        return await self._do(self._flow.step(inputs, commit, end, outputs, timeout))
+        return await self._do(self._flow.step(inputs, commit, end, outputs, max_steps, timeout))
 
     def stream(
         self,
@@ -93,13 +94,14 @@ class AsyncSequence:
         commit: bool = True,
         end: bool = False,
         outputs: list[str] | None = None,
+        max_steps: int | None = None,
     ) -> AsyncGenerator[Outputs, None]:
         """As `Sequence.stream`, for `async for`. Any number of sequences of a client may stream at a time.
 
         Errors of the inputs are raised when the first answer is asked for. Leaving the loop doesn't close it at once: call
         `aclose`, or use `contextlib.aclosing`.
         """
-        return self._answers(self._flow.stream(inputs, commit, end, outputs))
+        return self._answers(self._flow.stream(inputs, commit, end, outputs, max_steps))
 
     async def _answers(self, doing: Doing[Callable[[], Request]]) -> AsyncGenerator[Outputs, None]:
         build = await self._do(doing)

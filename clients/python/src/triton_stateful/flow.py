@@ -23,34 +23,24 @@ from triton_stateful.errors import (
     StepConflict,
     Unavailable,
 )
-from triton_stateful.messages import Array, Count, Describe, Outputs, Parameter, Pause, Request, SequenceId
+from triton_stateful.messages import (
+    Array,
+    Count,
+    Describe,
+    Info,
+    Outputs,
+    Parameter,
+    Pause,
+    Request,
+    SequenceId,
+    StateInfo,
+)
 from triton_stateful.model import INFO, SNAPSHOT, STATE_PREFIX, Model
 from triton_stateful.retry import Retry
 
 Action = Union[Request, Describe, Pause]
 Result = TypeVar("Result")
 Doing = Generator[Action, Any, Result]
-
-
-@dataclass(frozen=True)
-class StateInfo:
-    """A state as it is now. `shape` is that of the array which `state` returns, `datatype` is Triton's name."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    byte_size: int
-
-
-@dataclass(frozen=True)
-class Info:
-    """A sequence as it is now. `steps` counts the inferences that have changed its state, `left` the elements that are left
-    over of its windows."""
-
-    sequence_id: SequenceId
-    steps: int
-    states: tuple[StateInfo, ...]
-    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,10 +116,11 @@ class Flow:
         commit: bool,
         end: bool,
         outputs: list[str] | None,
+        max_steps: int | None,
         timeout: float | None,
     ) -> Doing[Outputs]:
         yield from self.begin()
-        build = yield from self.step_builder(inputs, commit, end, outputs, timeout)
+        build = yield from self.step_builder(inputs, commit, end, outputs, max_steps, timeout)
         if self._is_decoupled():
             raise TypeError(f"model '{self.model_name}' answers each step by itself (decoupled): call stream, not step")
         return (yield from self._exchange(build))
@@ -222,7 +213,12 @@ class Flow:
         self._must_count = False
 
     def send(
-        self, inputs: Mapping[str, Array] | Array, commit: bool, end: bool, outputs: list[str] | None
+        self,
+        inputs: Mapping[str, Array] | Array,
+        commit: bool,
+        end: bool,
+        outputs: list[str] | None,
+        max_steps: int | None,
     ) -> Doing[Request]:
         """The request of a step that is sent without waiting for the answers to those before. Counts it at once.
 
@@ -230,7 +226,7 @@ class Flow:
         """
         yield from self._begin_going_on()
         model = yield from self._described()
-        build = yield from self.step_builder(inputs, commit, end, outputs, None)
+        build = yield from self.step_builder(inputs, commit, end, outputs, max_steps, None)
         request = build()
         if self._must_count:
             raise StepConflict(
@@ -239,8 +235,8 @@ class Flow:
             )
         if request.counts and request.then is None and model.has_state_api:
             raise ValueError(
-                f"the client can't tell how many steps a request to model '{model.name}' makes, because its windows have a "
-                "context with ':whole' or more than one open dimension: call step, not send"
+                f"the client can't tell how many steps a request to model '{model.name}' makes, because it has 'repeat', or "
+                "windows with a context ':whole' or more than one open dimension: call step, not send"
             )
         self.started, self.ended = True, end
         if request.counts and request.then is not None:
@@ -248,7 +244,12 @@ class Flow:
         return request
 
     def stream(
-        self, inputs: Mapping[str, Array] | Array, commit: bool, end: bool, outputs: list[str] | None
+        self,
+        inputs: Mapping[str, Array] | Array,
+        commit: bool,
+        end: bool,
+        outputs: list[str] | None,
+        max_steps: int | None,
     ) -> Doing[Callable[[], Request]]:
         """Makes the request of `streaming`, which is sent later."""
         model = yield from self._described()
@@ -257,7 +258,7 @@ class Flow:
                 f"model '{model.name}' has one answer for a request: call step, or serve the model with "
                 "model_transaction_policy { decoupled: true }"
             )
-        return (yield from self.step_builder(inputs, commit, end, outputs, None))
+        return (yield from self.step_builder(inputs, commit, end, outputs, max_steps, None))
 
     @contextmanager
     def streaming(self, request: Request) -> Generator[Callable[[Outputs], None], None, None]:
@@ -319,6 +320,7 @@ class Flow:
         commit: bool,
         end: bool,
         outputs: list[str] | None,
+        max_steps: int | None,
         timeout: float | None,
     ) -> Doing[Callable[[], Request]]:
         """Makes the request of a step, each time anew because START depends on what has come meanwhile."""
@@ -332,6 +334,8 @@ class Flow:
             parameters = self._step_checks(model) if model.has_state_api else {}
             if not commit:
                 parameters["commit"] = False
+            if max_steps is not None:
+                parameters["max_steps"] = max_steps
             made = self._request(parameters, end=end)
             then = model.after(self.count, tensors)
             return replace(
@@ -471,7 +475,8 @@ class Flow:
                 f"sequence {self.id} is over, and the answer to its last step ({number}) was lost: the step has run, unless "
                 "the server has forgotten the sequence before"
             )
-        which = "the request after step" if self._model is not None and self._model.is_cut else "step"
+        several = self._model is not None and (self._model.is_cut or self._model.is_repeated)
+        which = "the request after step" if several else "step"
         return AnswerLost(f"{which} {number} of sequence {self.id} has run once, but its answer was lost")
 
 

@@ -16,13 +16,35 @@ Parameter = Union[bool, int, str]
 class Outputs(dict[str, Array]):
     """The outputs of an answer, by name. `parameters` has its response parameters.
 
-    Those of a model with `input_windows` are `steps`, the number of steps that the request has made; `left`, the number of
-    elements that are left over; and `real`, the number of elements of the last window, if zeros fill it up.
+    Those of a model with `input_windows` or `repeat` are `steps`, the number of steps that the request has made; `left`, the
+    number of elements that are left over; `real`, the number of elements of the last window, if zeros fill it up; and
+    `stopped`, whether `repeat_until` has ended the steps.
     """
 
     def __init__(self, outputs: Mapping[str, Array], parameters: Mapping[str, Parameter] | None = None) -> None:
         super().__init__(outputs)
         self.parameters: dict[str, Parameter] = dict(parameters or {})
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """A state as it is now. `shape` is that of the array which `state` returns, `datatype` is Triton's name."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    byte_size: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """A sequence as it is now. `steps` counts the inferences that have changed its state, `left` the elements that are left
+    over of its windows."""
+
+    sequence_id: SequenceId
+    steps: int
+    states: tuple[StateInfo, ...]
+    left: int = 0
 
 
 class Count(NamedTuple):

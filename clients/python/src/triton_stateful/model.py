@@ -61,6 +61,7 @@ class Model:
     is_scheduled_by_core: bool  # has sequence_batching
     takes_text_ids: bool  # Triton 25.01 and newer then refuse ids that are numbers
     is_cut: bool  # has input_windows: a request may make any number of steps
+    is_repeated: bool  # has repeat: the same
     windows: Windows | None  # None if the client can't tell how many steps a request makes
     is_decoupled: bool  # each step is answered by itself
 
@@ -90,12 +91,15 @@ class Model:
                 for control in controls
             ),
             bool(cut),
+            bool(parameter("repeat")),
             Windows.read(cut, parameter("input_context"), dims, is_batched) if cut else None,
             bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
 
     def after(self, count: Count, tensors: Iterable[Input]) -> Count | None:
         """How far a sequence is after a request with these inputs; None if the client can't tell."""
+        if self.is_repeated:
+            return None
         if not self.is_cut:
             return Count(count.steps + 1, 0)
         return self.windows.after(count, tensors) if self.windows is not None else None

@@ -13,8 +13,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 from triton_stateful.errors import StatefulError, StepConflict
-from triton_stateful.flow import Doing, Flow, Info, Origin, Result
-from triton_stateful.messages import Array, Describe, Outputs, Pause, Request, SequenceId
+from triton_stateful.flow import Doing, Flow, Origin, Result
+from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
 from triton_stateful.retry import Retry
 from triton_stateful.stream import Stream
 from triton_stateful.transports import of_client
@@ -98,6 +98,7 @@ class Sequence:
         commit: bool = True,
         end: bool = False,
         outputs: list[str] | None = None,
+        max_steps: int | None = None,
         timeout: float | None = None,
     ) -> Outputs:
         """Runs the model on inputs by name, or on the only input. Returns its outputs by name.
@@ -105,6 +106,7 @@ class Sequence:
         commit: if False, the state stays as it was.
         end: the sequence ends with this step.
         outputs: the names of the outputs to return (default: all).
+        max_steps: after so many steps, the request ends, if its model has `repeat`.
         timeout: seconds to wait for the answer, 1 or more: Triton 24.10 can crash on shorter ones. Only for gRPC;
             with HTTP, the client has one.
 
@@ -115,7 +117,7 @@ class Sequence:
         number of dimensions.
         AnswerLost if the step has run, and its answer was lost.
         """
-        return self._do(self._flow.step(inputs, commit, end, outputs, timeout))
+        return self._do(self._flow.step(inputs, commit, end, outputs, max_steps, timeout))
 
     def send(
         self,
@@ -124,6 +126,7 @@ class Sequence:
         commit: bool = True,
         end: bool = False,
         outputs: list[str] | None = None,
+        max_steps: int | None = None,
     ) -> Future[Outputs]:
         """As `step`, without waiting: the answer comes in the future. Only over a `Stream`.
 
@@ -135,7 +138,7 @@ class Sequence:
         if not isinstance(stream, Stream):
             raise TypeError("send needs a Stream in place of a client")
         try:
-            request = self._do(self._flow.send(inputs, commit, end, outputs))
+            request = self._do(self._flow.send(inputs, commit, end, outputs, max_steps))
         except StepConflict as error:
             # The caller may be making a list of futures, and needs those that it has.
             refused: Future[Outputs] = Future()
@@ -154,6 +157,7 @@ class Sequence:
         commit: bool = True,
         end: bool = False,
         outputs: list[str] | None = None,
+        max_steps: int | None = None,
     ) -> Generator[Outputs, None, None]:
         """The outputs of each step of a request, when it is made. For models with `decoupled: true`, over gRPC.
 
@@ -165,10 +169,12 @@ class Sequence:
         If a step fails, the error follows the answers to those before it, and the state is that from before the request.
         It is never sent again, whatever `retry` is.
 
+        tritonserver 2.51 (24.10) can crash if a stream is cancelled while answers are on their way.
+
         A client of tritonclient.grpc has one stream at a time. Clients of one address share a connection, so give each
         sequence that streams one of its own, or the address.
         """
-        return self._answers(self._do(self._flow.stream(inputs, commit, end, outputs)))
+        return self._answers(self._do(self._flow.stream(inputs, commit, end, outputs, max_steps)))
 
     def _answers(self, build: Callable[[], Request]) -> Generator[Outputs, None, None]:
         self._do(self._flow.begin())
