@@ -135,6 +135,12 @@ impl Course {
         Ok((course, left))
     }
 
+    /// Whether a request has no whole window of an input, behind what its sequence has left over. The sequence has made
+    /// steps, or its first window is longer.
+    pub(super) fn has_no_window(binding: &Binding, request: &Request, kept: &[Vec<u8>]) -> bool {
+        divisions(binding, request, kept, false).is_ok_and(|divisions| divisions.iter().all(|of| of.steps == 0))
+    }
+
     /// The steps of a request of a model with `repeat`.
     pub(super) fn repeating(steps: usize) -> Self {
         Self { steps, is_stopped: Some(false), ..Self::default() }

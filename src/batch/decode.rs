@@ -7,6 +7,7 @@ use std::time::Instant;
 use rows::tensor::{DataType, element_count};
 use sequences::{Key, SequenceId};
 
+use super::course::Course;
 use super::state_api::{StateReader, StateRequest};
 use super::{Row, TellsId, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi, StepsMultiple};
@@ -115,6 +116,13 @@ impl Expected {
     /// Whether requests may make several steps.
     pub fn make_steps(&self) -> bool {
         self.binding.makes_steps()
+    }
+
+    /// Whether a request brings too little for a step, behind what its sequence has `left` over. False where only its turn
+    /// shows it.
+    pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
+        let is_plain = row.asked.is_none() && !row.state.start && !row.end;
+        self.binding.is_cut() && is_plain && Course::has_no_window(&self.binding, &row.request, left)
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.

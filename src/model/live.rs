@@ -217,6 +217,13 @@ impl LiveSequences {
         slots.map(|slot| slot.and_then(&mut extras).unwrap_or_default()).collect()
     }
 
+    /// Looks at what is left over of windows in the sequence in a lane of an instance; `None` if there is none.
+    pub fn look_at_left<T>(&self, instance: u32, lane: u32, look: impl FnOnce(&[Vec<u8>]) -> T) -> Option<T> {
+        let mut table = self.table.lock();
+        let slot = table.slot_in_lane(instance, lane)?;
+        table.contents_mut(slot).map(|contents| look(&contents.extras.left))
+    }
+
     /// What is counted for each of these sequences; empty for zeros, and for a sequence that is over.
     pub fn counts(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Vec<u64>> {
         let mut table = self.table.lock();

@@ -101,6 +101,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         repeat: None,
         answers_each_step: false,
         most_steps: MostSteps { steps: 1, answer_bytes: usize::MAX },
+        cuts: false,
         needs_steps: None,
     })
 }

@@ -5,8 +5,8 @@
 //! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
 //! batch, runs it, settles its sequences, sends the answers and releases the requests. While a batch runs, requests
 //! collect for the next one, and nothing waits for a fixed time. If no other sequence is live and nothing else is
-//! queued, a request runs on core's thread, because waking the worker takes longer. One more thread watches the clock:
-//! it ends idle sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the
+//! queued, a request runs on core's thread, because waking the worker takes longer. So does one that makes no step
+//! (`input_windows`), if the worker has nothing to do. One more thread watches the clock: it ends idle sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the
 //! workers do.
 //!
 //! Rules:
@@ -135,6 +135,7 @@ struct Shared {
 
 struct Worker {
     number: usize,
+    instance_number: u32,
     /// Locked by the worker's thread, or by core's thread, for a batch.
     instance: Mutex<Instance>,
     responder: Responder<Settled>,
@@ -172,9 +173,10 @@ impl Workers {
             waits: 0,
         };
         for number in 0..own.workers {
-            let (instance, shared) = (Mutex::new(Instance::new(triton, model.clone())?), workers.shared.clone());
+            let (instance, shared) = (Instance::new(triton, model.clone())?, workers.shared.clone());
+            let (instance_number, instance) = (instance.number(), Mutex::new(instance));
             let responder = Responder::new(move |settled| shared.answer(settled), true);
-            let worker = Arc::new(Worker { number, instance, responder });
+            let worker = Arc::new(Worker { number, instance_number, instance, responder });
             let (shared, works) = (workers.shared.clone(), worker.clone());
             let started = thread::Builder::new().name(format!("worker {number}")).spawn(move || shared.work(&works));
             workers.threads.push(started.map_err(LoadError::Worker)?);
@@ -219,21 +221,33 @@ impl Workers {
         }
         scheduler.fill_places(now, &mut wake);
         let is_alone = scheduler.live() == 1;
+        let copies_only = wake.first().copied().filter(|&worker| self.makes_no_step(&scheduler, worker));
         wake.extend(scheduler.with_over());
         self.shared.watch_clock_for(&scheduler, now);
         drop(scheduler);
         self.shared.refuse(refused);
-        match self.workers.as_slice() {
+        let runs_here = match self.workers.as_slice() {
             // The worker has nothing else to run, and core has nothing else to hand over.
-            [worker] if is_alone && queue_was_empty && !wake.is_empty() => {
-                self.shared.run_next(worker, &mut worker.instance.lock());
-                // The rest of a payload or of a request of several rows.
-                wake.retain(|&worker| self.shared.scheduler.lock().has_work(worker));
-            }
-            _ => {}
+            [worker] if is_alone && queue_was_empty && !wake.is_empty() => Some((worker, worker.instance.lock())),
+            workers => copies_only.and_then(|worker| Some((&workers[worker], workers[worker].instance.try_lock()?))),
+        };
+        if let Some((worker, mut instance)) = runs_here {
+            self.shared.run_next(worker, &mut instance, false);
+            drop(instance);
+            // The rest of a payload or of a request of several rows.
+            wake.retain(|&worker| self.shared.scheduler.lock().has_work(worker));
         }
         self.shared.wake(&mut wake);
         self.waits = thread_waits();
+    }
+
+    /// Whether all that a worker has to do is a request that makes no step.
+    fn makes_no_step(&self, scheduler: &Scheduler<Box<Queued>>, worker: usize) -> bool {
+        let request = if self.expected.make_steps() { scheduler.only_request(worker) } else { None };
+        request.is_some_and(|(lane, queued)| {
+            let look = |left: &[Vec<u8>]| self.expected.brings_no_window(&queued.row, left);
+            self.shared.sequences.look_at_left(self.workers[worker].instance_number, lane, look) == Some(true)
+        })
     }
 
     /// The rows of a request: one, unless its special inputs have several.
@@ -342,7 +356,7 @@ impl Shared {
     /// Runs batches on a worker's thread until the instance is removed.
     fn work(&self, worker: &Worker) {
         while self.wait(worker.number) {
-            self.run_next(worker, &mut worker.instance.lock());
+            self.run_next(worker, &mut worker.instance.lock(), true);
         }
     }
 
@@ -384,8 +398,8 @@ impl Shared {
     }
 
     /// Does the next work of a worker, if there is any: ends sequences and runs a batch, settles its sequences, answers, and
-    /// releases.
-    fn run_next(&self, worker: &Worker, instance: &mut Instance) {
+    /// releases. `goes_on`: this thread runs the next batch, too.
+    fn run_next(&self, worker: &Worker, instance: &mut Instance, goes_on: bool) {
         let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
@@ -412,7 +426,7 @@ impl Shared {
         drop(scheduler);
         self.wake(&mut wake);
         let requests = settled.requests.len();
-        worker.responder.dispatch(settled, requests, || instance.next_run_ns());
+        worker.responder.dispatch(settled, requests, || if goes_on { instance.next_run_ns() } else { 0 });
         self.refuse_queued(refused);
     }
 

@@ -39,6 +39,8 @@ pub struct Binding {
     pub most_steps: MostSteps,
     /// What a step gives to the next one of the same request, if it does.
     pub repeat: Option<BoundRepeat>,
+    /// Requests are cut into windows.
+    pub cuts: bool,
     /// Each step has an answer of its own.
     pub answers_each_step: bool,
     /// A node that must not run over no steps, so that no input may be empty.
@@ -105,7 +107,7 @@ impl Binding {
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
         let most_steps = bound_steps(config, &inputs, &outputs)?;
-        let answers_each_step = config.is_decoupled;
+        let (cuts, answers_each_step) = (config.windows.are_cut(), config.is_decoupled);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
         Ok(Self {
@@ -117,6 +119,7 @@ impl Binding {
             slot,
             most_steps,
             repeat,
+            cuts,
             answers_each_step,
             needs_steps: None,
         })
@@ -158,8 +161,8 @@ impl Binding {
     }
 
     /// Whether requests are cut into windows.
-    pub fn is_cut(&self) -> bool {
-        self.windows().next().is_some()
+    pub const fn is_cut(&self) -> bool {
+        self.cuts
     }
 
     /// Whether anything of a row is copied to its sequence after a run.

@@ -54,8 +54,21 @@ enum Phase {
 /// What stands in the queue of a sequence.
 enum Queued<R> {
     Request(R, Begins),
+    /// A request of which a step has run. It doesn't wait any more, so limits don't count it.
+    Begun(R),
     /// The sequence in this lane begins with the state at this point.
     CloneTo(u32),
+}
+
+impl<R> Queued<R> {
+    /// The request, what it begins with, and how many requests wait less without it.
+    fn taken(self) -> Option<(R, Begins, usize)> {
+        match self {
+            Self::Request(request, begins) => Some((request, begins, 1)),
+            Self::Begun(request) => Some((request, Begins::Plain, 0)),
+            Self::CloneTo(_) => None,
+        }
+    }
 }
 
 struct Sequence<R> {
@@ -63,7 +76,7 @@ struct Sequence<R> {
     worker: usize,
     phase: Phase,
     requests: VecDeque<Queued<R>>,
-    /// How many of `requests` are requests, and no clones.
+    /// How many of `requests` wait for their first step.
     queued: usize,
     /// It takes no further request.
     closed: bool,
@@ -184,7 +197,7 @@ impl<R> Scheduler<R> {
             let mut missing = source;
             for queued in sequence.requests {
                 match queued {
-                    Queued::Request(request, _) => {
+                    Queued::Request(request, _) | Queued::Begun(request) => {
                         let id = missing.take().unwrap_or_else(|| sequence.id.clone());
                         refused.push((request, Refused::Missing(id)));
                     }
@@ -248,6 +261,16 @@ impl<R> Scheduler<R> {
         !self.workers[worker].queue.is_empty()
     }
 
+    /// The request that a worker has to run, and its lane, if the worker has nothing else to do.
+    pub fn only_request(&self, worker: usize) -> Option<(u32, &R)> {
+        let of = &self.workers[worker];
+        let Some(&Task::Run(lane)) = of.queue.front().filter(|_| of.queue.len() == 1) else { return None };
+        match self.sequences.get(&lane)?.requests.front()? {
+            Queued::Request(request, Begins::Plain) => Some((lane, request)),
+            Queued::Request(..) | Queued::Begun(_) | Queued::CloneTo(_) => None,
+        }
+    }
+
     /// The next batch of a worker, of up to `most` requests. A sequence whose last run failed runs alone while the
     /// others wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
     /// [`BATCHES_FOR_ONE_FAILED`] has one.
@@ -279,11 +302,11 @@ impl<R> Scheduler<R> {
                     if failed && !takes_failed {
                         late.push(Task::Run(lane));
                     } else if let Some(sequence) = sequence
-                        && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
+                        && let Some((request, begins, waited)) = sequence.requests.pop_front().and_then(Queued::taken)
                     {
                         sequence.phase = Phase::Running;
-                        sequence.queued -= 1;
-                        *queued -= 1;
+                        sequence.queued -= waited;
+                        *queued -= waited;
                         if failed {
                             (takes_failed, of.batches_since_failed) = (false, 0);
                         }
@@ -345,9 +368,7 @@ impl<R> Scheduler<R> {
     pub fn put_back(&mut self, batch: impl Iterator<Item = (u32, R)>) {
         for (lane, request) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
-            sequence.requests.push_front(Queued::Request(request, Begins::Plain));
-            sequence.queued += 1;
-            self.queued += 1;
+            sequence.requests.push_front(Queued::Begun(request));
             sequence.phase = Phase::Ready;
             self.workers[sequence.worker].run(lane);
         }

@@ -120,11 +120,38 @@ fn a_request_with_steps_left_goes_behind_the_others_and_stays_the_first_of_its_s
     bench.send(3, "S", 30).unwrap();
     bench.finish(&[other], Outcome::Advanced);
     bench.scheduler.put_back([long].into_iter());
-    assert_eq!(bench.scheduler.queued(), 3);
+    assert_eq!(bench.scheduler.queued(), 2, "the one with steps left waits no more");
     assert_eq!(bench.take().iter().map(|(_, request)| *request).collect::<Vec<_>>(), [30, 10]);
     bench.scheduler.put_back([long].into_iter());
     assert_eq!(bench.run(Outcome::Advanced), [10]);
     assert_eq!(bench.run(Outcome::Advanced), [11]);
+}
+
+#[test]
+fn between_two_steps_a_sequence_may_have_as_many_requests_as_during_one() {
+    let mut bench = Bench::new(Rules { max_queued: 1, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    let long = bench.take();
+    bench.scheduler.put_back(long.into_iter());
+    bench.send(1, "", 11).unwrap();
+    assert!(matches!(bench.send(1, "", 12), Err(Refused::TooManyQueued { .. })));
+    assert_eq!(bench.run(Outcome::Advanced), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [11]);
+}
+
+#[test]
+fn the_only_request_of_a_worker_is_one_that_no_step_has_run_of() {
+    let mut bench = Bench::new(rules());
+    assert_eq!(bench.scheduler.only_request(0), None);
+    bench.send(1, "S", 10).unwrap();
+    let (lane, _) = bench.scheduler.only_request(0).expect("one is ready");
+    bench.send(1, "", 11).unwrap();
+    assert_eq!(bench.scheduler.only_request(0), Some((lane, &10)), "the other one waits for it");
+    bench.send(2, "S", 20).unwrap();
+    assert_eq!(bench.scheduler.only_request(0), None);
+    let batch = bench.take();
+    bench.scheduler.put_back(batch[..1].iter().copied());
+    assert_eq!(bench.scheduler.only_request(0), None);
 }
 
 #[test]
