@@ -12,6 +12,7 @@ from harness.model import Control, Model, Tensor
 from harness.models.windows import FAILS
 from harness.raw import PROTOCOLS, Refused, Unary
 from harness.refusals import refused
+from harness.shared_memory import SharedMemory
 from harness.state_api import DIRECT, OLDEST, OWN
 from harness.windows import Cut, WindowOracle, WindowTalk
 from support.paths import SILERO_VAD
@@ -94,10 +95,10 @@ def test_a_batch_of_one_row_is_cut_too(deployment):
     all_at_random(deployment, scheduled(models.cut("windows_alone", 5, 3, max_batch_size=1)))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_protocol_carries_any_length(deployment, protocol):
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "shared memory"])
+def test_every_way_of_sending_carries_any_length(deployment, protocol):
     model = deployment.serve(scheduled(models.cut("windows_of_protocols", 5, 3)))
-    client = PROTOCOLS[protocol](deployment)
+    client = SharedMemory(deployment, model) if protocol == "shared memory" else PROTOCOLS[protocol](deployment)
     at_random(WindowTalk(client, WindowOracle(model, AUDIO), np.random.default_rng(3)))
     client.close()
 
