@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import conversion, faults, ovms, padding, peers, repeat, report, service, state_api, step
+from support.bench import conversion, faults, ovms, padding, peers, repeat, report, service, state_api, step, windows
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -37,6 +37,7 @@ LEVELS = (
     "faults",
     "conversion",
     "ovms",
+    "windows",
     "closed",
     "open",
 )
@@ -81,6 +82,9 @@ def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Nam
         rows = list(conversion.closed(folder, options.denoiser, sequences, options.seconds, options.blocks))
         ratios = [ratio for pair in conversion.COMPARED for ratio in peers.between(rows, *pair)]
         return {level: peers.table(rows), f"{level}_ratios": ratios}
+    if level == "windows":
+        streams = (options.sequences or [windows.STREAMS])[0]
+        return {level: report.medians(windows.compare(folder, streams, options.blocks), ("pace", "cuts", "request_ms"))}
     if level not in ("closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]
@@ -116,7 +120,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
     parser.add_argument(
-        "--sequences", type=_numbers, help="for service, padding, repeat, conversion, ovms, closed and open"
+        "--sequences", type=_numbers, help="for service, padding, repeat, conversion, ovms, windows, closed and open"
     )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
@@ -135,7 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--blocks",
         type=_number,
-        help="repetitions for service, bound, faults, conversion, ovms, closed and open (default: 3, with --quick 1)",
+        help="repetitions for service, bound, faults, conversion, ovms, windows, closed and open (default: 3, with --quick 1)",
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument(

@@ -125,6 +125,20 @@ COLUMNS = {
         "of_bound_alone": "of bound",
         "of_bound_busy": "of bound beside clients",
     },
+    "windows": {
+        "pace": "pace",
+        "cuts": "cuts",
+        "request_ms": "audio of a request, ms",
+        "server_ms": "server CPU ms / s of audio",
+        "server_ms_over": "/ 32 ms",
+        "all_ms": "all CPU ms / s of audio",
+        "all_ms_over": "/ 32 ms",
+        "audio_s_per_s": "s of audio a second",
+        "audio_s_per_s_over": "/ 32 ms",
+        "batch": "rows a run",
+        "p50_ms": "p50 ms",
+        "p99_ms": "p99 ms",
+    },
     "ovms": {
         "way": "way",
         "streams": "clients",
@@ -198,6 +212,7 @@ TITLES = {
     "bound": "The service, lstm, 64 sequences, against what the CPUs allow",
     "ovms": "Clients of OpenVINO Model Server, through the gateway and with gRPC to Triton itself",
     "ovms_ratios": "The gateway over Triton itself",
+    "windows": "A second of audio in requests of different lengths, which the client or the server cuts into chunks of 32 ms",
     "faults": "Good clients beside clients whose requests fail",
 }
 
