@@ -57,7 +57,7 @@ pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
 /// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The tests use [`exports`].
 pub mod inspect {
     pub use crate::completion::Settings;
-    pub use crate::config::{PairsFrom, PartialConfig};
+    pub use crate::config::{INPUT_WINDOWS, PairsFrom, PartialConfig};
     pub use crate::conversion::convert_if_asked;
     pub use crate::error::LoadError;
     pub use crate::explain::{explain, explain_batch_scale};

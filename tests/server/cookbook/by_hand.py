@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from harness.model import TYPES
 from harness.models.exports import Export
 from support.oracle import Oracle
 
@@ -19,6 +20,8 @@ class Steps:
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     # input -> elements of the last chunk, their axis, and whether the first request has them, too
     context: Mapping[str, tuple[int, int, bool]] = dataclasses.field(default_factory=dict)
+    # input -> new elements of a chunk, their axis, and whether zeros fill up the last one
+    windows: Mapping[str, tuple[int, int, bool]] = dataclasses.field(default_factory=dict)
     # input -> its value, from the number of steps and what the model is fed otherwise
     generated: Mapping[str, Callable[[int, dict], object]] = dataclasses.field(default_factory=dict)
 
@@ -41,6 +44,7 @@ class _Sequence:
     def __init__(self, steps: Steps, oracle: Oracle, states: Mapping[str, np.ndarray]):
         self.steps, self.oracle, self.count = steps, oracle, 0
         self.kept: dict[str, np.ndarray] = {}
+        self.left: dict[str, np.ndarray] = {}
         self.sequence = oracle.new_sequence()
         export = steps.export
         for name in export.pairs:
@@ -62,6 +66,41 @@ class _Sequence:
             [name] = [name for name in self.steps.export.inputs if name not in taken]
             inputs = {name: inputs}
         fed = {name: self._as_fed(name, value) for name, value in inputs.items()}
+        if not self.steps.windows:
+            return self._step(fed, commit)
+        [(name, (_, axis, pads))] = self.steps.windows.items()
+        if name in self.left:
+            fed[name] = np.concatenate([self.left[name], fed[name]], axis)
+        answers = []
+        while (have := fed[name].shape[axis]) >= (wanted := self._wanted(name)) or (have and end and pads):
+            missing = [(0, max(0, wanted - have) if at == axis else 0) for at in range(fed[name].ndim)]
+            chunk, rest = np.split(np.pad(fed[name], missing), [wanted], axis)
+            answers.append(self._step({**fed, name: chunk}, commit))
+            fed[name] = rest
+        self.left = {name: fed[name]}
+        outputs = [target for target in self.steps.export.outputs if target not in self.steps.export.pairs.values()]
+        return {target: self._together(target, [answer[target] for answer in answers]) for target in outputs}
+
+    def _wanted(self, name: str) -> int:
+        """Elements of the next chunk."""
+        new, _, _ = self.steps.windows[name]
+        elements, _, whole = self.steps.context.get(name, (0, 0, False))
+        return new + (elements if whole and self.count == 0 else 0)
+
+    def _together(self, name: str, values: list[np.ndarray]) -> np.ndarray:
+        """The steps one after the other along the only open dimension, else in a dimension of their own."""
+        export, at = self.steps.export, int(self.steps.export.has_batch)
+        kind, dims = export.spec(name)
+        axes = [axis for axis, dim in enumerate(dims) if not isinstance(dim, int) and axis != export.batch_axis(name)]
+        if not values:
+            shape = [
+                1 if axis == export.batch_axis(name) else dim if isinstance(dim, int) else 0
+                for axis, dim in enumerate(dims)
+            ]
+            return np.zeros(shape if axes else [*shape[:at], 0, *shape[at:]], TYPES[kind][0])
+        return np.concatenate(values, axes[0]) if axes else np.stack(values, at)
+
+    def _step(self, fed, commit):
         for name, (elements, axis, whole) in self.steps.context.items():
             shape = [elements if at == axis else dim for at, dim in enumerate(fed[name].shape)]
             if not (whole and self.count == 0):

@@ -35,7 +35,8 @@ MODELS = [(name, model) for name, page in PAGES.items() for model in page.models
 BATCHES = {
     "silero_vad": 64,
     "silero_vad_legacy": 64,
-    "silero_vad_windows": 64,
+    "melspectrogram": 1,
+    "embedding": 64,
     "zipformer": 64,
     "fastconformer": 64,
     "decoder_joint": 64,
@@ -123,7 +124,19 @@ def test_a_configuration_follows_the_advice_for_known_models(tmp_path, page, mod
 #: A line of a message, with a parameter and its value; with other quotation marks, one of a configuration.
 PARAMETER = r"\{ key: '(\w+)' value \{ string_value: '([^']*)' \} \}"
 #: Parameters of pages that nothing needs, or that no signature shows.
-NOT_ADVISED = {"max_rows_per_run", "state_api", "nemo_decoder: state_dims", "nemo_decoder: state_pairs"}
+NOT_ADVISED = {
+    "max_rows_per_run",
+    "state_api",
+    "nemo_decoder: state_dims",
+    "nemo_decoder: state_pairs",
+    "wenet: input_context",
+    "wenet: input_windows",
+    *(
+        f"openwakeword{of}: {parameter}"
+        for of in ("", "_embedding", "_mel")
+        for parameter in ("input_context", "input_windows")
+    ),
+}
 
 
 #: Models that need parameters, with those.
@@ -141,7 +154,8 @@ def test_stateful_inspect_tells_the_lines_of_the_page(tmp_path, model):
     file = tmp_path / "model.onnx"
     file.write_bytes(graph(PAGES[page], model))
     wanted = [line for line in shown if not {line[0], f"{fixture}: {line[0]}"} & NOT_ADVISED]
-    assert len(wanted) <= 3, "a model needs three lines at most"
+    needed = [line for line in wanted if line[0] != "input_windows"]
+    assert len(needed) <= 3, "a model needs three lines at most, and one for requests of any length"
     written: list[tuple[str, str]] = []
     # What it has told is written, and then it may tell more.
     while len(written) < len(wanted):
@@ -152,13 +166,33 @@ def test_stateful_inspect_tells_the_lines_of_the_page(tmp_path, model):
         written += told
 
 
+def pieces(data: np.ndarray, axis: int = 0) -> list[np.ndarray]:
+    """The data as a client may have it: long pieces, short ones, and one without an element."""
+    length = data.shape[axis]
+    return np.split(data, [length // 9, length // 2, length // 2, length // 2 + 3], axis)
+
+
 def steps(model: str, **how) -> dict[str, Steps]:
     return {model: Steps(export(page_of(model).fixture(model)), **how)}
 
 
 def test_voice_activity(agrees):
-    models = steps("silero_vad", constants={"sr": 16000}, context={"input": (64, 1, False)})
-    agrees("vad.md", "speech", models, (whole(1, 20, 1, 512),), (whole(2, 30, 1, 512),))
+    how = {"constants": {"sr": 16000}, "context": {"input": (64, 1, False)}, "windows": {"input": (512, 1, False)}}
+    data = (pieces(whole(1, 20 * 512)),), (pieces(whole(2, 30 * 512 + 100)),)
+    answers = agrees("vad.md", "speech", steps("silero_vad", **how), *data)
+    assert [len(answer) for answer in answers] == [20, 30]
+
+
+def test_wake_words(agrees):
+    models = {
+        **steps("melspectrogram", context={"input": (480, 1, False)}, windows={"input": (1280, 1, False)}),
+        **steps("embedding", context={"input_1": (68, 1, False)}, windows={"input_1": (8, 1, False)}),
+        **steps("hey_jarvis", context={"x.1": (15, 1, False)}, windows={"x.1": (1, 1, False)}),
+    }
+    # A step of the first graph has one frame here, and eight of the real one.
+    data = (pieces(whole(1, 16 * 1280)),), (pieces(whole(2, 24 * 1280)),)
+    answers = agrees("wake-word.md", "scores", models, *data)
+    assert [len(answer) for answer in answers] == [2, 3]
 
 
 def test_a_denoiser_that_takes_spectra(agrees):
@@ -171,17 +205,19 @@ def test_a_denoiser_of_two_graphs(agrees):
 
 
 def test_a_denoiser_that_takes_samples(agrees):
-    models = steps("deep_filter_net", constants={"atten_lim_db": 0})
-    agrees("denoiser.md", "denoise_hops", models, (whole(1, 4800),), (whole(2, 4300),))
+    models = steps("deep_filter_net", constants={"atten_lim_db": 0}, windows={"input_frame": (480, 0, True)})
+    data = (pieces(whole(1, 4800)),), (pieces(whole(2, 4300)),)
+    answers = agrees("denoiser.md", "denoise_samples", models, *data)
+    assert [len(answer) for answer in answers] == [4800, 9 * 480]
 
 
 def test_zipformer(agrees):
-    models = steps("zipformer", context={"x": (13, 1, True)})
-    agrees("asr-encoder.md", "encode", models, (whole(1, 200, 80),), (whole(2, 300, 80),))
+    models = steps("zipformer", context={"x": (13, 1, True)}, windows={"x": (32, 1, True)})
+    agrees("asr-encoder.md", "encode", models, (pieces(whole(1, 200, 80)),), (pieces(whole(2, 300, 80)),))
 
 
 def test_features_of_samples(cookbook_deployment):
-    """Each answer is a request for Zipformer, and all are what kaldi-native-fbank gives."""
+    """The answers are what kaldi-native-fbank gives."""
     page, name = PAGES["asr-encoder.md"], "kaldi snip_edges=false high_freq=-400"
     [options] = re.findall(r"^build/bin/stateful-convert graph (.*) -o models/fbank$", page.text, re.MULTILINE)
     written = [CONVERT, "graph", *options.split(), "-o", Path(cookbook_deployment.repository) / "fbank"]
@@ -189,10 +225,10 @@ def test_features_of_samples(cookbook_deployment):
     cookbook_deployment.admin.load_model("fbank")
     with wave.open(str(RECORDING)) as file:
         samples = np.frombuffer(file.readframes(30 * 16000), np.int16).astype(np.float32) / np.float32(32768)
-    answers = page.client("features", cookbook_deployment.server.grpc_url)(samples)
-    assert [answer.shape for answer in answers] == [(1, 45, 80)] + [(1, 32, 80)] * 92
+    answers = page.client("features", cookbook_deployment.server.grpc_url)(pieces(samples))
     references = np.load(ROOT / "crates" / "convert" / "tests" / "features" / "reference.npz")[name]
     frames = np.concatenate(answers, axis=1)[0, ::50]
+    assert len(frames) >= 59, "the last frames wait for more samples"
     np.testing.assert_allclose(frames, references[: len(frames)], rtol=0, atol=3e-4)
 
 
@@ -205,9 +241,16 @@ def test_wenet(agrees):
     agrees("asr-encoder.md", "encode_chunks", models, (whole(1, 300, 80),), (whole(2, 450, 80),))
 
 
+def test_wenet_in_pieces(agrees):
+    models = steps("wenet_pieces", **WENET, context={"chunk": (3, 1, True)}, windows={"chunk": (64, 1, True)})
+    agrees("asr-encoder.md", "encode_pieces", models, (pieces(whole(1, 300, 80)),), (pieces(whole(2, 450, 80)),))
+
+
 def test_fastconformer(agrees):
-    models = steps("fastconformer", constants={"length": 121}, context={"audio_signal": (9, 2, True)})
-    agrees("asr-encoder.md", "encode_windows", models, (whole(1, 80, 400),), (whole(2, 80, 600),))
+    how = {"context": {"audio_signal": (9, 2, True)}, "windows": {"audio_signal": (112, 2, True)}}
+    models = steps("fastconformer", constants={"length": 121}, **how)
+    data = (pieces(whole(1, 80, 400), axis=1),), (pieces(whole(2, 80, 600), axis=1),)
+    agrees("asr-encoder.md", "encode_signal", models, *data)
 
 
 def greedy(frames: np.ndarray) -> list[int]:
@@ -515,12 +558,13 @@ def test_the_batch_of_the_published_silero_vad_is_opened(cookbook_deployment, tm
     pairs = {"'<<<h_in, h_out>>> <<<c_in, c_out>>>'": "'<<<state, stateN>>>'"}
     repository = converted("batch-1.md", "policy.onnx", model, tmp_path, pairs)
     _, config = PAGES["vad.md"].models["silero_vad"]
-    more = "".join(line + "\n" for line in config.splitlines() if line.startswith("input") or "input_context" in line)
+    more = "".join(line + "\n" for line in config.splitlines() if "input_context" in line or "input_windows" in line)
     serve(cookbook_deployment, repository, "policy", "opened_silero_vad", more)
     address = cookbook_deployment.server.grpc_url
     speech = PAGES["vad.md"].client("speech", address, instead_of={"silero_vad": "opened_silero_vad"})
-    samples = [np.random.default_rng(seed).normal(size=(20, 1, 512)).astype(np.float32) for seed in (1, 2)]
-    for chunks, found in zip(samples, together(lambda part=part: speech(part) for part in samples), strict=True):
+    samples = [np.random.default_rng(seed).normal(size=20 * 512).astype(np.float32) for seed in (1, 2)]
+    answers = together(lambda part=part: speech(pieces(part)) for part in samples)
+    for chunks, found in zip((part.reshape(20, 1, 512) for part in samples), answers, strict=True):
         sequence = Oracle(model, {"state": "stateN"}).new_sequence()
         before, expected = np.zeros((1, 64), np.float32), []
         for chunk in chunks:

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
-    EnvironmentOptions, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider, SearchPath,
-    Session, Settings, convert_if_asked, explain, explain_batch_scale,
+    EnvironmentOptions, INPUT_WINDOWS, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider,
+    SearchPath, Session, Settings, convert_if_asked, explain, explain_batch_scale,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -133,9 +133,12 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         table += &format!("\n{rows}");
     }
     let of_binding = binding.warnings(&config, session.signature());
+    // Of a known model, the notes have the line already.
+    let is_proposed = plan.notes.iter().any(|note| note.contains(INPUT_WINDOWS));
+    let could_be_cut = if is_proposed { Vec::new() } else { binding.could_be_cut() };
     Ok(Inspected {
         table,
-        notes: served.notes.into_iter().chain(plan.notes).chain(binding.could_be_cut()).collect(),
+        notes: served.notes.into_iter().chain(plan.notes).chain(could_be_cut).collect(),
         warnings: served.warnings.into_iter().chain(plan.warnings).chain(of_binding).collect(),
         pbtxt: stateful_pbtxt::write(&completed).map_err(Problem::Write)?,
     })

@@ -60,7 +60,8 @@ impl Advice {
         let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
         let mut advice = Self::default();
         for known in known.iter().filter(|known| known.is(signature)) {
-            for need in known.needs.iter().filter(|need| need.is_lacking(config, signature)) {
+            let fits = |need: &&Need| need.is_lacking(config, signature) && known.window_fits(need, config, signature);
+            for need in known.needs.iter().filter(fits) {
                 let lines = if need.is_wrong_without { &mut advice.warnings } else { &mut advice.notes };
                 lines.push(need.line(&known.model, signature));
             }
@@ -79,6 +80,17 @@ impl KnownModel {
         self.inputs.iter().all(has_input)
             && self.without.iter().all(lacks_input)
             && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
+    }
+
+    /// Whether the model's dims leave room for windows, if the parameter is for these: behind the context that is written, or
+    /// that the model's users need.
+    fn window_fits(&self, need: &Need, config: &PartialConfig, signature: &Signature) -> bool {
+        let (Some(written), Some(info)) = (need.written(), input(signature, &need.input)) else { return false };
+        let Some(window) = written.windows.of(&need.input) else { return true };
+        let needed = self.needs.iter().filter_map(Need::written).flat_map(|written| written.contexts);
+        let mut contexts = config.contexts.iter().cloned().chain(needed);
+        let context = contexts.find(|context| context.input == need.input).map_or(0, |context| context.length);
+        window.axis.and_then(|axis| info.dims.get(axis)).is_some_and(|&of_model| window.fits(of_model, context))
     }
 }
 
@@ -215,7 +227,24 @@ mod tests {
         assert_eq!(of(&json!({ "input": [input("input", &[576]), input("sr", &[1])] })), [false, false]);
         assert_eq!(of(&json!({ "input": [input("input", &[512])] })), [true, true]);
         let without_rate = signature(&[("input", 2), ("state", 3)], &["output", "stateN"]);
-        assert_eq!(advised(&json!({}), &without_rate).len(), 1);
+        assert_eq!(advised(&json!({}), &without_rate).len(), 2);
+    }
+
+    #[test]
+    fn windows_are_proposed_where_they_fit_behind_the_context() {
+        let mut silero = signature(&[("input", 2), ("state", 3)], &["output", "stateN"]);
+        let context = |of: &str| json!({ "parameters": { "input_context": { "string_value": of } } });
+        for (dims, config, is_proposed) in [
+            ([-1, -1], json!({}), true),
+            ([1, 576], json!({}), true),
+            ([1, 576], context("input=64@1"), true),
+            ([1, 576], context("input=32@1"), false),
+            ([1, 512], json!({}), false),
+        ] {
+            silero.inputs[0].dims = dims.to_vec();
+            let lines = advised(&config, &silero);
+            assert_eq!(lines.iter().any(|line| line.contains("'input=512@1'")), is_proposed, "{dims:?} {lines:?}");
+        }
     }
 
     #[test]

