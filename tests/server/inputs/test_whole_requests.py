@@ -2,6 +2,7 @@
 API between two of them, in the middle of a window."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -41,8 +42,13 @@ def long_request(talk: WindowTalk) -> dict[str, np.ndarray]:
 def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
     talk = talk_of(deployment, served(deployment, "windows_timeout", by))
     talk.ask(8, start=True)
-    with pytest.raises(Refused, match=rf"REQUEST_TIMEOUT.*step \d+ of {MANY}") as caught:
-        talk.ask(long_request(talk), timeout=100_000)
+    for timeout_us in (100_000, 200_000, 400_000):
+        with pytest.raises(Refused) as caught:
+            talk.ask(long_request(talk), timeout=timeout_us)
+        # On a busy host, the time may be over before the first step.
+        if "SEQUENCE_QUEUE_TIMEOUT" not in caught.value.text:
+            break
+    assert re.search(rf"REQUEST_TIMEOUT.*step \d+ of {MANY}", caught.value.text), caught.value
     assert caught.value.code == "UNAVAILABLE"
     talk.ask(12)
     talk.ask(12, end=True)
