@@ -465,8 +465,9 @@ def test_an_ensemble(cookbook_deployment, load, agrees):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_clients_are_short(page):
+    """Other code of a page, such as what changes a graph, may be longer."""
     for client in PAGES[page].clients:
-        assert len(client.splitlines()) <= 20, client
+        assert len(client.splitlines()) <= 20 or "localhost:8001" not in client, client
 
 
 def test_a_script(deploy, tmp_path):
