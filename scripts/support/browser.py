@@ -1,4 +1,4 @@
-"""Chromium, for the tests of scripts/live. A package of npm has it with the libraries that it needs, so nobody needs root.
+"""Chromium, for the tests of scripts/live. A package of npm has it with the libraries that it needs, and needs no root.
 
 python -m support.browser        # installs it into build/chromium/ unless it is there
 """

@@ -127,7 +127,7 @@ class _Live:
         return socket
 
     async def count(self) -> None:
-        """Renews the figures. An answer takes them along, so nobody but a socket's own task writes to it."""
+        """Renews the figures. The next answer on each socket has them, so only a socket's own task writes to it."""
         before: Runs | None = None
         while True:
             await asyncio.sleep(FIGURES_EVERY_S)
