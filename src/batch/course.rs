@@ -35,7 +35,7 @@ pub struct Course {
     pub real: Option<usize>,
     /// The elements of each input that is cut; empty if the only step reads what the request brings.
     cuts: Vec<Cut>,
-    /// What the last step gave for the next one, with the positions of its inputs.
+    /// Outputs of the last step that the next one reads, each with the position of its input.
     pub(super) repeated: Vec<(usize, HeldInput)>,
     /// The outputs of the steps that have been made.
     pub(super) outputs: Gathering,
@@ -97,8 +97,9 @@ impl Division {
 }
 
 impl Course {
-    /// Divides what a request brings into windows, behind what its sequence has left over. Also returns what is left over
-    /// then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window has left a context.
+    /// Divides the elements that the sequence has left over (`kept`) and then those of the request into windows. Also
+    /// returns what is left over then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window has
+    /// left a context.
     pub(super) fn new(
         binding: &Binding,
         request: &Request,
@@ -135,8 +136,8 @@ impl Course {
         Ok((course, left))
     }
 
-    /// Whether a request has no whole window of an input, behind what its sequence has left over. The sequence has made
-    /// steps, or its first window is longer.
+    /// Whether the elements that the sequence has left over (`kept`) and those of the request complete no window. Counts with
+    /// windows of later steps; the first one is never shorter.
     pub(super) fn has_no_window(binding: &Binding, request: &Request, kept: &[Vec<u8>]) -> bool {
         divisions(binding, request, kept, false).is_ok_and(|divisions| divisions.iter().all(|of| of.steps == 0))
     }
@@ -146,7 +147,7 @@ impl Course {
         Self { steps, is_stopped: Some(false), ..Self::default() }
     }
 
-    /// What the next step reads in the place of the request's own inputs, each with its position.
+    /// What the next step reads instead of the request's own inputs, each with its position.
     pub(super) fn inputs(&mut self) -> impl Iterator<Item = Result<(usize, HeldInput), RequestError>> {
         let Self { cuts, made, repeated, .. } = self;
         let windows = cuts.iter().map(|cut| Ok((cut.position, cut.window(*made)?)));
@@ -155,7 +156,7 @@ impl Course {
 }
 
 impl Cut {
-    /// Puts what a request brings behind what was left over. `fills_up`: zeros follow, up to one more window.
+    /// Appends the request's elements to those that were left over. `fills_up`: zeros follow, up to one more window.
     fn new(
         request: &Request,
         (input, bound, window): (&BoundInput, &RequestInput, BoundWindow),

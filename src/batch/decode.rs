@@ -118,7 +118,7 @@ impl Expected {
         self.binding.makes_steps()
     }
 
-    /// Whether a request brings too little for a step, behind what its sequence has `left` over. False where only its turn
+    /// Whether a request and what its sequence has `left` over are too little for a step. False if only the request's turn
     /// shows it.
     pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
         let is_plain = row.asked.is_none() && !row.state.start && !row.end;

@@ -31,7 +31,7 @@ struct Together {
 }
 
 impl Gathering {
-    /// Counts a step, whose outputs have so many bytes.
+    /// Counts a step whose outputs have `bytes` bytes.
     pub fn count(&mut self, bytes: usize, most_bytes: usize) -> Result<(), RequestError> {
         self.bytes = self.bytes.saturating_add(bytes);
         self.steps += 1;

@@ -74,7 +74,7 @@ pub struct Row {
     pub extras: Option<Box<Extras>>,
     /// What generated inputs need of its sequence, if the model has such inputs.
     pub counted: Option<Box<Counted>>,
-    /// The steps of its request, if requests of its model may make several.
+    /// The steps of its request, if a request to its model may make several.
     pub course: Option<Box<Course>>,
     /// It is not to run after this time.
     pub deadline: Option<Instant>,
@@ -113,7 +113,7 @@ impl Row {
         self.state.lease.as_ref().filter(|_| !self.state.is_fresh()).map(Lease::good)
     }
 
-    /// Whether its step has changed and answered nothing, so that it can run again.
+    /// Whether its step has neither changed nor answered anything, so that it can run again.
     pub fn is_untouched(&self) -> bool {
         let is_unchanged = self.is_under_way() || self.state.lease.as_ref().is_none_or(Lease::is_untouched);
         !self.request.is_answered() && is_unchanged

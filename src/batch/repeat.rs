@@ -1,4 +1,4 @@
-//! What a step of a request gives to the next one, and whether it was the last (`repeat`).
+//! `repeat`: which values a step of a request gives to the next one, and whether it was the last.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Row {
 }
 
 impl Answers<'_> {
-    /// Reads what the step gave a row for its next one, unless it was the last.
+    /// Ends a row's steps if an output says so. Otherwise reads the outputs that the next step takes as inputs.
     pub fn repeat(&self, position: usize, row: &mut Row) -> Result<(), RequestError> {
         let (Some(repeat), Some(course)) = (&self.binding.repeat, &mut row.course) else { return Ok(()) };
         for stop in &repeat.until {
@@ -66,7 +66,7 @@ impl Answers<'_> {
         Ok(elements.chunks_exact(size).any(|element| stop.values.iter().any(|value| value == element)))
     }
 
-    /// An output of a row as an input of a request, with the position of that.
+    /// An output of a row in the form of a request's input, with the position of that input.
     fn fed(&self, feed: BoundFeed, position: usize, row: &Row) -> Result<(usize, HeldInput), RequestError> {
         let (input, output) = (&self.binding.inputs[feed.input], &self.binding.outputs[feed.output]);
         let taken = Response::of_step();

@@ -218,8 +218,8 @@ impl Row {
     }
 }
 
-/// The answer to a request that makes no step: the outputs that it wants, none of them with an element. Where each step has
-/// an answer of its own, it has only what the request reads of the state; if that is nothing, there is no response.
+/// The answer to a request that makes no step: the outputs that it wants, without elements. For a model that answers each
+/// step, the answer has only what the request reads of the state; if it reads nothing, there is no response.
 pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
     if binding.answers_each_step {
         return without_outputs(row);

@@ -1,8 +1,8 @@
 //! What a row does between the steps of its request.
 //!
-//! A step leaves its state with the sequence, like that of any request, so the next one finds it in place. Before the first
-//! of several steps, the course saves the state that the sequence has. A request that fails or is cancelled before its last
-//! step gives it back, so it changes nothing.
+//! A step leaves its state with the sequence, like any request, so the next step finds it in place. Before the first of
+//! several steps, the course saves the sequence's state. A request that fails or is cancelled before its last step restores
+//! that state, so it changes nothing.
 
 use std::time::Instant;
 
@@ -49,8 +49,8 @@ impl Row {
         }
     }
 
-    /// The state from before the request, if its sequence is to have it again: steps have changed it, and the request has
-    /// not made all of them or is not to change anything.
+    /// The state from before the request, if it must be restored: the request has not made all of its steps, or has
+    /// `commit: false`.
     pub fn take_before(&mut self) -> Option<Saved> {
         let outcome = self.state.lease.as_ref().filter(|lease| !lease.ends())?.outcome();
         let is_to_be_undone = outcome == Outcome::Lost || (self.state.discards && self.is_under_way());
@@ -83,8 +83,8 @@ impl Row {
         if is_gathered { Ok(Response::of_step()) } else { self.request.response() }
     }
 
-    /// Takes the outputs of a step. If it was the last, returns the response to the request, with the outputs of all steps.
-    /// Where each step has an answer of its own, returns that.
+    /// Takes the outputs of a step. After the last step, returns the response to the request, with the outputs of all steps.
+    /// For a model that answers each step, returns the response to this step.
     pub fn gather_step(&mut self, binding: &Binding, step: Response) -> Result<Response, RequestError> {
         let Some(course) = &mut self.course else { return Ok(step) };
         let most_bytes = binding.most_steps.answer_bytes;
@@ -110,8 +110,8 @@ impl Row {
         Ok(response)
     }
 
-    /// Adds how many steps the request made; how many elements are left over of windows, or whether an output has ended the
-    /// steps.
+    /// Adds the number of steps; with windows, also the number of elements that are left over; with `repeat`, whether an
+    /// output has ended the steps.
     pub fn answer_steps(&self, response: &Response) -> Result<(), RequestError> {
         let Some(course) = &self.course else { return Ok(()) };
         response.set_number(c"steps", course.steps)?;
@@ -122,7 +122,7 @@ impl Row {
         Ok(course.real.map_or(Ok(()), |real| response.set_number(c"real", real))?)
     }
 
-    /// Goes on to the next step, which reads the state that the last one has left with the sequence.
+    /// Prepares the next step, which reads the state that the last one has left with the sequence.
     pub fn go_on(&mut self, binding: &Binding) -> Result<(), RequestError> {
         let counts = counts_after(binding, self);
         if let Some(extras) = &mut self.extras {

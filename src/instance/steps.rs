@@ -116,7 +116,7 @@ impl Instance {
         })
     }
 
-    /// Takes the outputs of a step, and what the next one reads of them. Those of a last one become the response to the
+    /// Takes the outputs of a step, and those that the next step reads. After the last step, makes the response to the
     /// request.
     pub(super) fn gather_steps(
         &self,
@@ -137,7 +137,7 @@ impl Instance {
         batch.iter_mut().zip(responses).enumerate().map(gather).collect()
     }
 
-    /// Lets the rows of a batch whose states have been stored go on to their next steps.
+    /// Prepares the next steps of the rows of a batch whose states have been stored.
     pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Result<Response, RequestError>]) {
         for (row, response) in batch.iter_mut().zip(responses).filter(|(row, of)| row.state.is_partial && of.is_ok()) {
             if let Err(error) = panic::catch_result(|| row.go_on(&self.model.binding)) {
@@ -146,7 +146,7 @@ impl Instance {
         }
     }
 
-    /// Gives the sequence of a row the state from before the request again, if its steps have changed that and shall not. If
+    /// Restores the state from before a row's request, if the request has made steps but must not change its sequence. If
     /// that fails, the sequence ends.
     pub(super) fn undo_steps(&mut self, row: &mut Row) {
         let Some(before) = row.take_before() else { return };

@@ -213,7 +213,7 @@ impl Lease {
         self.outcome = Outcome::Advanced;
     }
 
-    /// The sequence has the state from before the request again.
+    /// Notes that the state from before the request has been restored.
     pub const fn undo(&mut self) {
         self.outcome = Outcome::Failed;
     }

@@ -55,7 +55,7 @@ impl StateStore {
         Ok(Some(SequenceState { states, contexts }))
     }
 
-    /// The state of a sequence before a request that may take several steps; `None` if it is over.
+    /// Copies the state of a sequence before a request that may make several steps; `None` if it is over.
     pub fn save(&mut self, sequence: SlotId) -> Result<Option<Saved>, RunError> {
         let Some(state) = self.read(sequence)? else { return Ok(None) };
         let bytes = self.sizes(&state).map(VaryingSize::bytes).fold(0, usize::saturating_add);
@@ -63,7 +63,7 @@ impl StateStore {
         Ok(Some(Saved { state, charge }))
     }
 
-    /// Gives a sequence the state again that it had when it was saved.
+    /// Restores the state that a sequence had when it was saved. Returns false if it is over.
     pub fn restore(&mut self, sequence: SlotId, saved: Saved) -> Result<bool, WriteError> {
         // What paid for the copy pays for the state.
         drop(saved.charge);

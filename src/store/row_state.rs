@@ -24,8 +24,8 @@ pub struct RowState {
     pub is_first: bool,
     /// The run leaves the state as it is (`commit: false`).
     pub discards: bool,
-    /// More steps of its request follow. Until the last one, the sequence has the state after a step, but counts as lost: who
-    /// stops before gives it the state from before the request again ([`super::StateStore::save`]).
+    /// More steps of its request follow. Until the last one, the sequence has the state after a step, but the lease counts it
+    /// as lost: a row that stops earlier restores the state from before the request ([`super::StateStore::save`]).
     pub is_partial: bool,
     /// Dimensions of the states of varying size before the run, where [`super::StateStore::note_dims`] has noted them.
     pub dims: Vec<Vec<i64>>,

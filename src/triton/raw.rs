@@ -34,7 +34,7 @@ pub struct RawResponse {
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for RawResponse {}
 
-/// The end of a request without another response. Dropping it unsent deletes it.
+/// The end of a request that gets no further response. Dropping it deletes it; only [`RawEnd::send`] tells the client.
 pub struct RawEnd(NonNull<TRITONBACKEND_ResponseFactory>);
 
 // SAFETY: Triton lets a factory be used and deleted by any thread; its owner does so from one at a time.
@@ -64,7 +64,7 @@ impl RawRequest {
         }
     }
 
-    /// The end of the request without another response.
+    /// The end of the request, if it gets no further response.
     pub fn end(&self) -> Result<RawEnd, Error> {
         let mut factory = ptr::null_mut();
         // SAFETY: the request is alive until it is released; the factory is handed over.
@@ -193,7 +193,7 @@ impl RawResponse {
 }
 
 impl RawEnd {
-    /// Says that the request has had its last response.
+    /// Tells the client that the request has had its last response.
     pub fn send(self) -> Result<(), Error> {
         let flags = triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL;
         // SAFETY: the factory is alive until it is dropped.

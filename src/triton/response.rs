@@ -26,7 +26,7 @@ enum Kind {
     },
     /// For a step of a request of several: it is never sent.
     Step(Mutex<Vec<RowOutput>>),
-    /// No response, only the flag that no other follows.
+    /// No response, only the flag that none follows.
     End(RawEnd),
 }
 
@@ -44,7 +44,7 @@ impl Response {
         Self(Kind::Step(Mutex::new(Vec::new())))
     }
 
-    /// The end of a request that gets no other response.
+    /// The end of a request that gets no further response.
     pub(super) const fn end(raw: RawEnd) -> Self {
         Self(Kind::End(raw))
     }

@@ -133,7 +133,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         table += &format!("\n{rows}");
     }
     let of_binding = binding.warnings(&config, session.signature());
-    // Of a known model, the notes have the line already.
+    // The notes of a known model already have the line.
     let is_proposed = plan.notes.iter().any(|note| note.contains(INPUT_WINDOWS));
     let could_be_cut = if is_proposed { Vec::new() } else { binding.could_be_cut() };
     Ok(Inspected {

@@ -37,7 +37,7 @@ pub struct Binding {
     pub slot: SlotLayout,
     /// What a request may make, if it may make several steps.
     pub most_steps: MostSteps,
-    /// What a step gives to the next one of the same request, if it does.
+    /// What a step gives to the next one of the same request, if the model has `repeat`.
     pub repeat: Option<BoundRepeat>,
     /// Requests are cut into windows.
     pub cuts: bool,

@@ -9,7 +9,7 @@ use super::shapes::{agree, describe};
 use crate::config::{Config, Feed, REPEAT, REPEAT_UNTIL, Stop};
 use crate::onnx::{Signature, TensorInfo};
 
-/// What a step of a request gives to the next one.
+/// What a step of a request gives to the next one, and what ends the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundRepeat {
     /// Outputs that become inputs.
@@ -61,12 +61,12 @@ pub(super) fn bind_repeat(
     Ok(Some(BoundRepeat { feeds, until: until.collect::<Result<Vec<_>, _>>()? }))
 }
 
-/// Refuses what cannot be repeated.
+/// Refuses `repeat` with other parameters or controls that exclude it.
 fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<(), BindingError> {
     let written = config.repeat.to_string();
     if config.windows.are_cut() {
-        let why =
-            "the model has 'input_windows': a request makes a step for each window that it brings, or is repeated";
+        let why = "the model has 'input_windows', with which a request makes a step for each window that it brings: leave out \
+                   one of the two";
         return Err(error(REPEAT, written, why.to_owned()));
     }
     let is_end =
@@ -76,7 +76,7 @@ fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<(), BindingE
             REPEAT,
             written,
             format!(
-                "'{}' tells the model of END (CONTROL_SEQUENCE_END), and with 'repeat_until' it is not known before a step \
+                "'{}' tells the model of END (CONTROL_SEQUENCE_END), and with 'repeat_until' nothing tells before a step \
                  whether it is the last: give the input a value in 'constant_inputs'",
                 input.name
             ),
@@ -106,13 +106,13 @@ fn bind_feed(
     };
     if request.is_held {
         return Err(wrong(format!(
-            "'{}' is one of 'held_inputs', which a sequence keeps as its client sent it",
+            "'{}' is one of 'held_inputs', which a sequence keeps as its client sent it: leave it out of one of the two",
             input.name
         )));
     }
     if request.context.is_some() {
         return Err(wrong(format!(
-            "'{}' has an 'input_context', and a step reads what the one before it gave alone",
+            "'{}' has an 'input_context', and a step reads only what the one before it gave: leave out one of the two",
             input.name
         )));
     }

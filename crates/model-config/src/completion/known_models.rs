@@ -82,8 +82,8 @@ impl KnownModel {
             && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
     }
 
-    /// Whether the model's dims leave room for windows, if the parameter is for these: behind the context that is written, or
-    /// that the model's users need.
+    /// Whether the model's dims leave room for the window and its context, if the parameter is `input_windows`. The context is
+    /// the one that is written, or else the one that users of the model need.
     fn window_fits(&self, need: &Need, config: &PartialConfig, signature: &Signature) -> bool {
         let (Some(written), Some(info)) = (need.written(), input(signature, &need.input)) else { return false };
         let Some(window) = written.windows.of(&need.input) else { return true };

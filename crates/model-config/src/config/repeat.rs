@@ -15,7 +15,7 @@ pub const REPEAT_UNTIL: &str = "repeat_until";
 pub struct Repeat {
     /// Outputs that become inputs of the next step; empty if a request is not repeated.
     pub feeds: Vec<Feed>,
-    /// Outputs that end the steps; empty if only numbers of steps do.
+    /// Outputs that end the steps; empty if only the number of steps does.
     pub until: Vec<Stop>,
 }
 
@@ -74,7 +74,7 @@ impl Repeat {
 /// Reads `<<<output, input>>>`, in the form of `state_pairs`.
 fn feeds(text: &str) -> Result<Vec<Feed>, ConfigError> {
     const FORM: &str = "pairs '<<<output, input>>>' separated by spaces are expected, each name in one pair only";
-    // The two names of a pair stand the other way round there.
+    // A pair of `state_pairs` has the input first.
     let pairs = parameters::state_pairs(text).map_err(|_| bad(REPEAT, text, FORM))?;
     Ok(pairs.into_iter().map(|pair| Feed { output: pair.input, input: pair.output }).collect())
 }
