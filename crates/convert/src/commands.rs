@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use stateful_convert::builtin;
+use stateful_convert::names::pairs_by_names;
+use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::onnx::write;
 
 use crate::files::{Content, write_files};
@@ -38,6 +40,8 @@ pub fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
     let is_file = arguments.output.extension().is_some_and(|extension| extension == "onnx");
     let files = if is_file {
         vec![(arguments.output.clone(), Content::Bytes(&bytes))]
+    } else if !has_states(&model) {
+        return Err(Problem::Stateless { graph: arguments.graph.clone(), folder: arguments.output.clone() });
     } else {
         let (model, config) = (arguments.output.join("1/model.onnx"), arguments.output.join(CONFIG));
         vec![(model, Content::Bytes(&bytes)), (config, Content::Bytes(CONFIGURATION.as_bytes()))]
@@ -49,6 +53,11 @@ pub fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
         text += &format!("\nwritten: {}", path.display());
     }
     Ok(text)
+}
+
+/// Whether the backend would serve the graph by itself: its states have names that show them.
+fn has_states(model: &ModelProto) -> bool {
+    model.graph.as_ref().is_some_and(|graph| pairs_by_names(graph).is_ok_and(|pairs| !pairs.is_empty()))
 }
 
 /// Refuses to replace files without `--force`, and folders at all.

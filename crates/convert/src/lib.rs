@@ -54,7 +54,7 @@ mod time;
 #[cfg(feature = "verify")]
 pub mod verify;
 
-pub use batch::{BatchError, is_batch_name, is_made_up};
+pub use batch::{BatchError, is_batch_axis, is_batch_name, is_made_up};
 pub use builtin::{BuiltinError, builtin, builtin_names};
 pub use convert::{Converted, Options, convert};
 pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};

@@ -7,6 +7,7 @@ mod files;
 mod joining;
 mod options;
 mod problem;
+mod result;
 mod texts;
 mod warnings;
 
@@ -18,9 +19,10 @@ use std::process::ExitCode;
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
 use commands::GraphArguments;
-use files::{Targets, WorkFolder};
+use files::WorkFolder;
 use options::{Shared, VERSION, input_axis};
 use problem::Problem;
+use result::{Origin, finish};
 use stateful_convert::verify::{self, Compared, Models, Source};
 use stateful_convert::{
     ConvertError, Converted, InputAxis, Options, WeightsError, convert, state_pairs, with_small_weights_shown,
@@ -118,31 +120,17 @@ fn run(model: &Path, arguments: &Arguments) -> Result<String, Problem> {
         ConvertError::Read(_) => Problem::Read { model: model.to_owned(), error },
         error => Problem::Convert(error),
     })?;
-    if converted.report.inputs.is_empty() {
-        let pairs: Vec<String> = converted.report.states.iter().map(|state| state.pair.to_string()).collect();
-        return Err(Problem::NothingToCarry(pairs.join(" ")));
-    }
-    let targets = Targets::of(&arguments.shared);
-    if let Some(targets) = &targets {
-        targets.check_folders(&converted)?;
-    }
-    let folder = WorkFolder::new(model, &converted, targets.as_ref().map(Targets::folder))?;
-    if let Some(targets) = &targets {
-        targets.check(&[model], arguments.shared.force, &folder)?;
-    }
-    // Before states are set to zero, which changes the answers on purpose.
-    let compared = compare(model, arguments, &folder, &converted)?;
-    let converted = if arguments.zero_initial_states {
-        converted.starting_at_zero().map_err(|error| Problem::Convert(error.into()))?
-    } else {
-        converted
-    };
-    if let Some(targets) = &targets {
-        targets.write(&folder, &converted, arguments.chunk)?;
-    }
-    let warnings = warnings::of(&converted.report);
-    let written = targets.map(|targets| targets.written(&converted, &folder));
-    Ok(texts::done(&converted.report, &compared, &warnings, written.as_deref(), &arguments.shared, "the original"))
+    let origin = Origin { files: &[model], beside: model, compared_with: "the original", chunk: arguments.chunk };
+    finish(converted, &origin, &arguments.shared, |folder, converted| {
+        // Before states are set to zero, which changes the answers on purpose.
+        let compared = compare(model, arguments, folder, &converted)?;
+        let converted = if arguments.zero_initial_states {
+            converted.starting_at_zero().map_err(|error| Problem::Convert(error.into()))?
+        } else {
+            converted
+        };
+        Ok((converted, compared))
+    })
 }
 
 /// The model with what the conversion looks at of weights in files of their own.

@@ -48,6 +48,19 @@ pub enum Problem {
     Dims(String),
     #[error("--search: {0}")]
     Search(String),
+    #[error("{0}")]
+    Graphs(String),
+    #[error(
+        "--input-context: 'graph.input=68@1' is expected, with ':whole' if nothing is in front at first, not '{0}'"
+    )]
+    Contexts(String),
+    #[error(
+        "--input-context: '{0}' is an input of requests, because no graph gives it: write its context in {CONFIG}, with \
+         'input_context'"
+    )]
+    OuterContext(String),
+    #[error("{}: {why}", path.display())]
+    Pieces { path: PathBuf, why: String },
     #[error(
         "the weights of {} are in {file}, which isn't below the folder of the joined model: write the model to {}, or to a \
          folder above it",
@@ -58,6 +71,12 @@ pub enum Problem {
     Join(#[from] JoinError),
     #[error("{0}{advice}", advice = advice(.0))]
     Convert(ConvertError),
+    #[error(
+        "{graph} has no state, so it isn't served by itself: write it to a file that ends with .onnx, not to the folder {}, or \
+         join it with other graphs",
+        folder.display()
+    )]
+    Stateless { graph: String, folder: PathBuf },
     #[error("{0}; nothing was written")]
     Builtin(#[from] BuiltinError),
     #[error("{0}; nothing was written")]

@@ -40,6 +40,12 @@ pub fn is_made_up(symbol: &str) -> bool {
     !number.is_empty() && number.chars().all(|letter| letter.is_ascii_digit())
 }
 
+/// Whether an axis is that of the rows: by its name, or because it is the first and open.
+pub fn is_batch_axis(dims: &[Dim], axis: usize) -> bool {
+    let is_named = |dim: &Dim| matches!(dim, Dim::Symbol(name) if is_batch_name(name) || is_made_up(name));
+    is_named(&dims[axis]) || axis == 0 && !matches!(dims[0], Dim::Known(_)) && !dims.iter().any(is_named)
+}
+
 /// Where tensors have the rows of a batch that is open, or the first node that mixes them.
 pub fn rows(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Result<HashMap<String, Place>, Refusal> {
     follow(graph, opset, axes).places()

@@ -16,7 +16,7 @@ use crate::pairs::StatePair;
 use crate::time::{Place, Refusal, Refusals, refuse};
 use edit::edit;
 use follow::{Followed, HELP, SYMBOL, follow};
-pub use follow::{is_batch_name, is_made_up, rows, rows_of_odd_lengths};
+pub use follow::{is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};
 
 /// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;

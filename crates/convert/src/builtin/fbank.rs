@@ -25,6 +25,8 @@ struct Bank {
     window: Vec<f64>,
     mel: MelBank,
     scale: f64,
+    /// Samples of frames that aren't complete are kept for the next request.
+    has_state: bool,
 }
 
 impl Bank {
@@ -91,7 +93,12 @@ pub fn kaldi(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let mut graph = Builder::new("fbank_kaldi");
     let audio = bank.scaled(&mut graph);
     let beginning = if snips { Beginning::Nothing } else { Beginning::Mirrored(frame / 2 - hop / 2) };
-    let buffer = Framing::join(&mut graph, audio, beginning);
+    if !snips && !bank.has_state {
+        let why =
+            "only true is possible with snip_edges=false, because the state tells where a sequence begins".to_owned();
+        return Err(options.wrong("state", why));
+    }
+    let buffer = if bank.has_state { Framing::join(&mut graph, audio, beginning) } else { audio };
     bank.framing.cut(&mut graph, buffer);
     let frames = if removes_offset { without_offset(&mut graph, frame) } else { FRAMES };
     let frames = emphasized_alone(&mut graph, frames, frame, bank.preemphasis);
@@ -100,7 +107,9 @@ pub fn kaldi(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     graph.node("Max", &["mel_energies", &floor], "floored_energies");
     graph.node("Log", &["floored_energies"], FEATURES);
     graph.output(FEATURES, &format!("batch frames {}", bank.mel.count));
-    bank.framing.keep(&mut graph, buffer);
+    if bank.has_state {
+        bank.framing.keep(&mut graph, buffer);
+    }
     Ok(graph.model(options.described(), &[]))
 }
 
@@ -122,7 +131,8 @@ pub fn nemo(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let audio = bank.scaled(&mut graph);
     // A frame has its number of hops in its middle, so the first one begins in front of the recording. The pre-emphasis of its
     // first sample needs one more.
-    let buffer = Framing::join(&mut graph, audio, Beginning::Zeros(bank.framing.frame / 2 + 1));
+    let beginning = Beginning::Zeros(bank.framing.frame / 2 + 1);
+    let buffer = if bank.has_state { Framing::join(&mut graph, audio, beginning) } else { audio };
     let signal = emphasized(&mut graph, buffer, bank.preemphasis);
     bank.framing.cut(&mut graph, signal);
     bank.energies(&mut graph, FRAMES);
@@ -131,7 +141,9 @@ pub fn nemo(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     graph.node("Log", &["guarded_energies"], "log_energies");
     graph.transpose(&[0, 2, 1], "log_energies", FEATURES);
     graph.output(FEATURES, &format!("batch {} frames", bank.mel.count));
-    bank.framing.keep(&mut graph, buffer);
+    if bank.has_state {
+        bank.framing.keep(&mut graph, buffer);
+    }
     Ok(graph.model(options.described(), &[]))
 }
 
@@ -158,6 +170,7 @@ fn read(options: &mut Options, scale: MelScale, windows: &[(&str, Window)]) -> R
         // As in Kaldi, 0 means the highest frequency, and a negative number is below it.
         mel: MelBank { scale, count, low_hz, high_hz: if high > 0.0 { high } else { sample_hz / 2.0 + high } },
         scale: scale_of_samples,
+        has_state: options.choice("state", &[("true", true), ("false", false)])?,
     })
 }
 

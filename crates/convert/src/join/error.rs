@@ -17,6 +17,8 @@ pub enum JoinError {
     Reserved(String),
     #[error("two graphs have the name '{0}': write NAME=FILE for one of them")]
     SameName(String),
+    #[error("there is one graph, '{0}', and no search: name at least two graphs")]
+    One(String),
     #[error("graph '{graph}': {error}")]
     Read { graph: String, error: ReadError },
     #[error("graph '{graph}': {error}")]
@@ -59,6 +61,8 @@ pub enum JoinError {
     TwoStates(String),
     #[error("graphs '{0}' and '{1}' have different versions of the operators of '{2}': export them with the same one")]
     Domain(String, String, String),
+    #[error("context of '{input}': {why}")]
+    Context { input: String, why: String },
     #[error("search: {0}")]
     Search(String),
     #[error(transparent)]

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use super::context::{self, Context};
 use super::error::JoinError;
 use super::part::{Read, is_onnx, set_opset};
 use super::rename::{Names, move_weights};
 use super::wires::Link;
+use crate::batch::is_batch_axis;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple};
@@ -14,20 +16,25 @@ use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple}
 const IR_OF_FUNCTIONS: i64 = 8;
 
 /// The new names of each graph's tensors and symbols.
-pub fn names(parts: &[Read], links: &[Link]) -> Result<Vec<Names>, JoinError> {
+pub fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Names>, JoinError> {
     let mut all: Vec<Names> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
         let (mut tensors, mut symbols) = (HashMap::new(), HashMap::new());
         for link in links.iter().filter(|link| link.to.graph == index) {
             let (source, target) = (link.source(parts)?, link.target(parts)?);
             let of_source = &all[link.from.graph];
-            tensors.insert(link.to.tensor.clone(), of_source.tensor(&link.from.tensor));
+            // With context, a node makes the input.
+            let has_context = context::of(contexts, parts, link).is_some();
+            let made = if has_context { part.full(&link.to.tensor) } else { of_source.tensor(&link.from.tensor) };
+            tensors.insert(link.to.tensor.clone(), made);
             let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
             // A wire that a search takes apart joins no dimensions but the batch.
             let shared = if given.len() == taken.len() { given.len() } else { 1 };
-            for dims in given.iter().zip(&taken).take(shared) {
-                if let (Dim::Symbol(given), Dim::Symbol(taken)) = dims {
-                    symbols.entry(taken.clone()).or_insert_with(|| of_source.symbol(given));
+            for (axis, dims) in given.iter().zip(&taken).enumerate().take(shared) {
+                if let (Dim::Symbol(given), Dim::Symbol(taken_as)) = dims
+                    && (!has_context || is_batch_axis(&taken, axis))
+                {
+                    symbols.entry(taken_as.clone()).or_insert_with(|| of_source.symbol(given));
                 }
             }
         }
@@ -36,6 +43,40 @@ pub fn names(parts: &[Read], links: &[Link]) -> Result<Vec<Names>, JoinError> {
         all.push(Names { graph: part.name.clone(), index, tensors, symbols, functions: functions.collect() });
     }
     Ok(all)
+}
+
+/// The batch that a wire fixes: one of its ends takes or gives so many rows only, and the other leaves them open. All graphs
+/// have the same rows, so the joined model has them.
+pub fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>, JoinError> {
+    for link in links {
+        let (given, taken) = (link.source(parts)?.dims(), link.target(parts)?.dims());
+        let (given, taken) = (given.unwrap_or_default(), taken.unwrap_or_default());
+        for (axis, ends) in given.iter().zip(&taken).enumerate() {
+            match ends {
+                (Dim::Known(_), Dim::Known(_)) => {}
+                (_, Dim::Known(rows)) if batch_axis(&given) == Some(axis) => return Ok(Some(*rows)),
+                (Dim::Known(rows), _) if batch_axis(&taken) == Some(axis) => return Ok(Some(*rows)),
+                _ => {}
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Gives the inputs and outputs a batch that is fixed.
+pub fn fix_batch(graph: &mut GraphProto, rows: i64) {
+    for value in graph.input.iter_mut().chain(&mut graph.output) {
+        let Some(mut dims) = value.dims() else { continue };
+        if let Some(axis) = batch_axis(&dims) {
+            dims[axis] = Dim::Known(rows);
+            let elem = value.elem();
+            value.set_tensor(elem, &dims);
+        }
+    }
+}
+
+fn batch_axis(dims: &[Dim]) -> Option<usize> {
+    (0..dims.len()).find(|&axis| is_batch_axis(dims, axis))
 }
 
 /// A model without a graph that has what the models of all parts have.

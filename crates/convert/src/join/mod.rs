@@ -3,7 +3,9 @@
 //! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later graph
 //! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
 
+mod context;
 mod error;
+mod graphs;
 mod merge;
 mod opsets;
 mod part;
@@ -11,17 +13,22 @@ mod rename;
 mod search;
 mod wires;
 
+use std::collections::HashMap;
+
 use crate::convert::{Converted, Options, convert};
 use crate::onnx::schema::GraphProto;
 use crate::onnx::{Dim, write};
 use crate::pairs::StatePair;
 
+pub use context::{Context, PlannedContext, contexts};
 pub use error::JoinError;
+pub use graphs::{GraphFrom, ListedGraph, graphs};
 use part::Read;
 pub use part::{Part, dims};
+use rename::Names;
 pub use search::{
-    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SKIP, SKIP_NEXT, Search, SearchKind, SearchPlan,
-    TOKENS, TransducerPlan,
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PIECES, SKIP, SKIP_NEXT, Search, SearchKind,
+    SearchPlan, TOKENS, TransducerPlan, pieces,
 };
 use wires::{Link, check, end, find, resolved};
 pub use wires::{Wire, wires};
@@ -35,10 +42,14 @@ pub struct JoinOptions {
     pub states: Vec<StatePair>,
     /// Dims of inputs and outputs that their graphs leave open, or where the batch has no usual name.
     pub dims: Vec<(String, Vec<Dim>)>,
+    /// Context of inputs that are wired. That of an input of requests has no effect: see [`Plan::has_context`].
+    pub contexts: Vec<Context>,
     /// Outputs that stay although they are wired.
     pub outputs: Vec<String>,
     /// Finds tokens in the graph.
     pub search: Option<Search>,
+    /// The texts of the tokens, by number, if responses have them.
+    pub pieces: Option<Vec<String>>,
 }
 
 /// A joined model.
@@ -66,6 +77,20 @@ pub struct PlannedPart {
     pub name: String,
     /// The inputs of the graph that are wired, and what they take.
     pub wired: Vec<(String, String)>,
+    /// Context of some of these inputs.
+    pub contexts: Vec<PlannedContext>,
+}
+
+impl PlannedPart {
+    /// Whether a wire leads to this input, `graph.tensor`, of the graph.
+    pub fn takes(&self, input: &str) -> bool {
+        self.own(input).is_some_and(|own| self.wired.iter().any(|(wired, _)| wired == own))
+    }
+
+    /// The graph's own name of a tensor.
+    fn own<'a>(&self, name: &'a str) -> Option<&'a str> {
+        name.strip_prefix(&self.name)?.strip_prefix('.')
+    }
 }
 
 impl Plan {
@@ -73,6 +98,15 @@ impl Plan {
     pub fn takes(&self, name: &str) -> bool {
         let wired = self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name);
         wired || self.search.as_ref().is_some_and(|search| search.reads(name))
+    }
+
+    /// Whether this input, `graph.tensor`, is wired and has context.
+    pub fn has_context(&self, input: &str) -> bool {
+        let has = |part: &PlannedPart| {
+            let own = part.own(input);
+            part.contexts.iter().any(|context| Some(context.input.as_str()) == own)
+        };
+        self.parts.iter().any(has)
     }
 
     /// The graphs that run one after the other. The others are inside the search.
@@ -84,21 +118,32 @@ impl Plan {
 
 /// Joins graphs, in this order.
 pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
+    if let ([part], None) = (parts, &options.search) {
+        return Err(JoinError::One(part.name.clone()));
+    }
     let mut parts = read(parts, options)?;
-    let of_search = options.search.as_ref().map(|_| search::OPSET);
-    let opset = parts.iter().map(Read::opset).chain(of_search).max().unwrap_or_default();
+    let is_added_to = options.search.is_some() || !options.contexts.is_empty();
+    let of_nodes = is_added_to.then_some(search::OPSET);
+    let opset = parts.iter().map(Read::opset).chain(of_nodes).max().unwrap_or_default();
     for part in &mut parts {
         part.raise(opset)?;
     }
     let (links, mut states) = resolved(&mut parts, &options.wires)?;
-    let search = options.search.as_ref().map(|search| search::plan(&parts, &links, search)).transpose()?;
+    let search = options
+        .search
+        .as_ref()
+        .map(|search| search::plan(&parts, &links, search, options.pieces.as_deref()))
+        .transpose()?;
+    context::check(&options.contexts, &parts)?;
     for link in &links {
-        if !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
+        let is_whole = context::of(&options.contexts, &parts, link).is_none();
+        if is_whole && !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
             check(&parts, link)?;
         }
     }
-    let mut names = merge::names(&parts, &links)?;
-    let plan = plan(&parts, &links, search);
+    let mut names = merge::names(&parts, &links, &options.contexts)?;
+    let fixed_batch = merge::fixed_batch(&parts, &links)?;
+    let plan = plan(&parts, &links, search, &options.contexts, &names)?;
     let outputs = outputs(&parts, &links, &states, options, &plan)?;
     states.extend(parts.iter().flat_map(|part| {
         let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
@@ -112,17 +157,31 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     let mut model = merge::model(&mut parts, &names, opset)?;
     let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
     let outside = plan.outside().len();
-    for (part, names) in parts.iter_mut().zip(&names).take(outside) {
+    for ((part, names), planned) in parts.iter_mut().zip(&names).zip(plan.outside()) {
+        for context in &planned.contexts {
+            context.add(&mut graph, &names.tensor(&context.input));
+            states.push(context.pair.clone());
+        }
         merge::add(&mut graph, part, names);
     }
     if let Some(search) = &plan.search {
-        states.extend(search.add(&mut graph, &mut parts[outside..], &mut names));
+        states.extend(search.add(&mut graph, &mut parts[outside..], &mut names, options.pieces.as_deref()));
         merge::add_initial_state(&mut model, search.initial());
     }
     graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
+    if let Some(rows) = fixed_batch {
+        merge::fix_batch(&mut graph, rows);
+    }
+    let dims: HashMap<String, Vec<Dim>> =
+        graph.output.iter().filter_map(|output| Some((output.name().to_owned(), output.dims()?))).collect();
     model.graph = Some(graph);
     let options = Options { states, keep_recurrences: true, ..Options::default() };
-    Ok(Joined { converted: convert(write(&model).into(), &options)?, plan })
+    let mut converted = convert(write(&model).into(), &options)?;
+    // Lengths that were computed for a short request would say less.
+    for output in &mut converted.report.outputs {
+        output.dims = dims.get(&output.name).unwrap_or(&output.dims).clone();
+    }
+    Ok(Joined { converted, plan })
 }
 
 /// Reads the graphs, each with the states that the options name for it.
@@ -156,13 +215,34 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
     Ok(read)
 }
 
-fn plan(parts: &[Read], links: &[Link], search: Option<SearchPlan>) -> Plan {
-    let wired = |index: usize| {
-        let own = links.iter().filter(move |link| link.to.graph == index);
-        own.map(|link| (link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor))).collect()
+fn plan(
+    parts: &[Read],
+    links: &[Link],
+    search: Option<SearchPlan>,
+    contexts: &[Context],
+    names: &[Names],
+) -> Result<Plan, JoinError> {
+    let part = |(index, part): (usize, &Read)| {
+        let mut planned = PlannedPart { name: part.name.clone(), wired: Vec::new(), contexts: Vec::new() };
+        for link in links.iter().filter(|link| link.to.graph == index) {
+            planned.wired.push((link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor)));
+            if let Some(context) = context::of(contexts, parts, link) {
+                planned.contexts.push(context::planned(context, parts, link, names)?);
+            }
+        }
+        Ok(planned)
     };
-    let part = |(index, part): (usize, &Read)| PlannedPart { name: part.name.clone(), wired: wired(index) };
-    Plan { parts: parts.iter().enumerate().map(part).collect(), search }
+    let plan = Plan { parts: parts.iter().enumerate().map(part).collect::<Result<_, JoinError>>()?, search };
+    match plan.parts[plan.outside().len()..].iter().find_map(|part| Some((part, part.contexts.first()?))) {
+        Some((part, PlannedContext { input, .. })) => {
+            let input = format!("{}.{input}", part.name);
+            Err(JoinError::Context {
+                input,
+                why: "its graph is inside the search, which takes frames one by one".to_owned(),
+            })
+        }
+        None => Ok(plan),
+    }
 }
 
 /// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of the
@@ -206,8 +286,10 @@ fn outputs(
             }
         }
     }
+    let of_contexts = plan.outside().iter().flat_map(|part| &part.contexts);
+    kept.extend(of_contexts.map(|context| context.pair.output.clone()));
     if plan.search.is_some() {
-        kept.extend([TOKENS, LENGTHS, FRAMES, LAST_NEXT, SKIP_NEXT].map(str::to_owned));
+        kept.extend([TOKENS, LENGTHS, FRAMES, PIECES, LAST_NEXT, SKIP_NEXT].map(str::to_owned));
     } else if answers == 0 {
         return Err(JoinError::NoOutputs);
     }

@@ -6,6 +6,7 @@ mod builtin;
 mod builtin_options;
 mod command;
 mod common;
+mod contexts;
 mod delays;
 mod exports;
 mod far;

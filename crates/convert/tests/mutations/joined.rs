@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use stateful_convert::StatePair;
-use stateful_convert::join::{JoinOptions, Joined, Part, Search, SearchKind, Wire, join};
+use stateful_convert::join::{Context, JoinOptions, Joined, Part, Search, SearchKind, Wire, join};
 use stateful_convert::onnx::schema::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
     attribute_proto::AttributeType,
@@ -75,7 +75,17 @@ pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
         let kind =
             if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens, durations } };
         let logits = (choices.below(16) == 0).then(|| name(&mut choices, true));
-        options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits });
+        options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits, tokens: None });
+    }
+    // An input that has ended gives 0.
+    if choices.below(4) == 1 {
+        let axis = choices.pick(&[None, Some(0), Some(1), Some(2), Some(usize::MAX)]);
+        let elements = choices.pick(&[1, 2, 5, 0, i64::MIN, i64::MAX]);
+        let whole = choices.below(2) == 0;
+        options.contexts = vec![Context { input: name(&mut choices, false), elements, axis, whole }];
+    }
+    if choices.below(4) == 1 {
+        options.pieces = Some(vec!["▁a".to_owned(); choices.pick(&[12, 8, 0])]);
     }
     let part = |(index, model): (usize, &ModelProto)| Part {
         name: format!("g{index}"),

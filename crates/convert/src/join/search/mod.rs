@@ -8,6 +8,7 @@ mod ctc;
 mod nodes;
 mod options;
 mod pack;
+mod pieces;
 mod plan;
 mod transducer;
 
@@ -23,8 +24,9 @@ use crate::report::InitialState;
 
 pub use ctc::CtcPlan;
 pub use options::{
-    FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
+    FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, PIECES, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
 };
+pub use pieces::pieces;
 pub use plan::{Joint, TransducerPlan};
 
 /// How the tokens are found, for the comparison.
@@ -35,8 +37,17 @@ pub enum SearchPlan {
     Transducer(Box<TransducerPlan>),
 }
 
-/// The plan of a search over these graphs.
-pub fn plan(parts: &[Read], links: &[Link], search: &Search) -> Result<SearchPlan, JoinError> {
+/// The plan of a search over these graphs. `pieces` are the texts of the tokens, if responses have them.
+pub fn plan(
+    parts: &[Read],
+    links: &[Link],
+    search: &Search,
+    pieces: Option<&[String]>,
+) -> Result<SearchPlan, JoinError> {
+    if let (Some(pieces), Some(part)) = (pieces, parts.last()) {
+        let output = plan::logits(part, parts, search)?;
+        pieces::check(pieces, plan::token_count(output, search), &part.full(output.name()))?;
+    }
     match &search.kind {
         SearchKind::Ctc => ctc::plan(parts, search).map(SearchPlan::Ctc),
         SearchKind::Transducer { max_tokens, durations } => {
@@ -98,7 +109,13 @@ impl SearchPlan {
     }
 
     /// Adds the search to the joined graph, and its state. `inside` are the graphs that it runs.
-    pub fn add(&self, graph: &mut GraphProto, inside: &mut [Read], names: &mut [Names]) -> Vec<StatePair> {
+    pub fn add(
+        &self,
+        graph: &mut GraphProto,
+        inside: &mut [Read],
+        names: &mut [Names],
+        pieces: Option<&[String]>,
+    ) -> Vec<StatePair> {
         let source = match self {
             Self::Ctc(plan) => &plan.logits,
             Self::Transducer(plan) => &plan.frames,
@@ -123,6 +140,10 @@ impl SearchPlan {
         graph.output.push(ValueInfoProto::tensor(TOKENS, int64, &found));
         graph.output.push(ValueInfoProto::tensor(LENGTHS, int64, &[rows]));
         graph.output.push(ValueInfoProto::tensor(FRAMES, int64, &found));
+        if let Some(texts) = pieces {
+            pieces::add(graph, texts);
+            graph.output.push(ValueInfoProto::tensor(PIECES, crate::onnx::DataType::String.into(), &found));
+        }
         graph.output.push(ValueInfoProto::tensor(LAST_NEXT, elem, &last));
         graph.initializer.extend(nodes::CONSTANTS.map(|(name, dims, values)| int64s(name, dims, values)));
         let mut states = vec![StatePair { input: LAST.to_owned(), output: LAST_NEXT.to_owned() }];

@@ -16,6 +16,8 @@ pub const TOKENS: &str = "tokens";
 pub const LENGTHS: &str = "tokens_length";
 #[expect(missing_docs, reason = "the names say it")]
 pub const FRAMES: &str = "frames";
+/// The output with the texts of the tokens.
+pub const PIECES: &str = "pieces";
 /// What fills a row behind its tokens.
 pub const NO_TOKEN: i64 = -1;
 /// The version of ONNX's operators that the nodes of a search need.
@@ -30,6 +32,8 @@ pub struct Search {
     pub blank: i64,
     /// The output that has the logits, as `graph.tensor`. Without it, there must be one that may have them.
     pub logits: Option<String>,
+    /// The file with the pieces of the tokens, as it is written. Its reader gives [`pieces`](super::pieces) to the join.
+    pub tokens: Option<String>,
 }
 
 /// What a search searches.
@@ -57,7 +61,7 @@ impl Search {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut words = text.split_whitespace();
         let kind = words.next().unwrap_or_default();
-        let (mut blank, mut max_tokens, mut logits, mut durations) = (None, None, None, Vec::new());
+        let (mut blank, mut max_tokens, mut logits, mut tokens, mut durations) = (None, None, None, None, Vec::new());
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             let number = || {
@@ -69,7 +73,11 @@ impl Search {
                 "max_tokens" => max_tokens = Some(number()?),
                 "durations" => durations = read_durations(value)?,
                 "logits" if !value.is_empty() => logits = Some(value.to_owned()),
-                _ => return Err(format!("'{word}' isn't known: blank=, max_tokens=, durations= and logits= are")),
+                "tokens" if !value.is_empty() => tokens = Some(value.to_owned()),
+                _ => {
+                    let known = "blank=, max_tokens=, durations=, logits= and tokens=";
+                    return Err(format!("'{word}' isn't known: {known} are"));
+                }
             }
         }
         let blank =
@@ -87,7 +95,7 @@ impl Search {
             }
             _ => return Err(format!("'{kind}' isn't known: ctc and transducer are")),
         };
-        Ok(Self { kind, blank, logits })
+        Ok(Self { kind, blank, logits, tokens })
     }
 }
 
@@ -110,10 +118,12 @@ mod tests {
             kind: SearchKind::Transducer { max_tokens, durations: Vec::new() },
             blank,
             logits: None,
+            tokens: None,
         };
         assert_eq!(Search::parse("transducer blank=1024 max_tokens=10"), Ok(transducer(1024, 10)));
-        let ctc = Search { kind: SearchKind::Ctc, blank: 0, logits: Some("ctc.probs".to_owned()) };
-        assert_eq!(Search::parse(" ctc  logits=ctc.probs blank=0 "), Ok(ctc));
+        let (logits, tokens) = (Some("ctc.probs".to_owned()), Some("tokens.txt".to_owned()));
+        let ctc = Search { kind: SearchKind::Ctc, blank: 0, logits, tokens };
+        assert_eq!(Search::parse(" ctc  logits=ctc.probs blank=0 tokens=tokens.txt"), Ok(ctc));
         let tdt = Search::parse("transducer blank=9 max_tokens=3 durations=0,1,4").unwrap();
         assert_eq!(tdt.kind, SearchKind::Transducer { max_tokens: 3, durations: vec![0, 1, 4] });
         for (text, expected) in [

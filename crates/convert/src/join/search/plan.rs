@@ -289,6 +289,22 @@ fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinE
     Ok(states)
 }
 
+/// How many of the logits are durations.
+fn duration_count(search: &Search) -> i64 {
+    match &search.kind {
+        SearchKind::Transducer { durations, .. } => durations.len() as i64,
+        SearchKind::Ctc => 0,
+    }
+}
+
+/// How many tokens the logits have, if their graph tells it.
+pub fn token_count(logits: &ValueInfoProto, search: &Search) -> Option<i64> {
+    match logits.dims()?.last()? {
+        Dim::Known(count) => Some(count - duration_count(search)),
+        _ => None,
+    }
+}
+
 /// The output of a graph that has the logits.
 pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a ValueInfoProto, JoinError> {
     let outputs = &part.graph.output;
@@ -323,15 +339,11 @@ pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a
             *output
         }
     };
-    let durations = match &search.kind {
-        SearchKind::Transducer { durations, .. } => durations.len() as i64,
-        SearchKind::Ctc => 0,
-    };
-    let Some(Dim::Known(count)) = found.dims().and_then(|dims| dims.last().cloned()) else { return Ok(found) };
-    let count = count - durations;
+    let Some(count) = token_count(found, search) else { return Ok(found) };
     if search.blank < count {
         return Ok(found);
     }
+    let durations = duration_count(search);
     let beside = if durations > 0 { format!(" beside {durations} durations") } else { String::new() };
     refused(format!(
         "blank is {}, and the logits '{}' have {count} tokens{beside}, from 0 to {}",

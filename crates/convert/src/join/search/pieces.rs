@@ -1,0 +1,101 @@
+//! The texts of tokens, as a recogniser's `tokens.txt` lists them: a piece and its number in each line.
+
+use super::nodes::Nodes;
+use super::options::{PIECES, TOKENS};
+use crate::join::error::JoinError;
+use crate::onnx::DataType;
+use crate::onnx::schema::{GraphProto, TensorProto};
+
+/// Most tokens of a file, so that a wrong number takes no memory.
+const MOST_PIECES: usize = 1 << 20;
+
+/// Reads `tokens.txt`: `▁the 42` in each line, in any order. A line with a number alone stands for a space. The error names
+/// the line.
+pub fn pieces(text: &str) -> Result<Vec<String>, String> {
+    let mut found: Vec<Option<String>> = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let wrong = |why: String| format!("line {}, '{line}': {why}", at + 1);
+        // Only the last word is the number: pieces may have spaces.
+        let trimmed = line.trim_end();
+        if trimmed.is_empty() {
+            continue;
+        }
+        let (piece, number) = trimmed.rsplit_once([' ', '\t']).unwrap_or((" ", trimmed));
+        let piece = if piece.trim().is_empty() { " " } else { piece.trim() };
+        let number = number.parse::<usize>().ok().filter(|&number| number < MOST_PIECES);
+        let number = number.ok_or_else(|| {
+            wrong(format!("a piece and its number are expected, such as '▁the 42', with a number below {MOST_PIECES}"))
+        })?;
+        if found.len() <= number {
+            found.resize(number + 1, None);
+        }
+        if found[number].replace(piece.to_owned()).is_some() {
+            return Err(wrong(format!("number {number} has another line")));
+        }
+    }
+    if found.is_empty() {
+        return Err("it has no pieces".to_owned());
+    }
+    let missing = found.iter().position(Option::is_none);
+    missing
+        .map_or_else(|| Ok(found.into_iter().flatten().collect()), |number| Err(format!("number {number} has no line")))
+}
+
+/// Refuses fewer pieces than the logits have tokens. `count` is the number of these, if the graph tells it.
+pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<(), JoinError> {
+    match count {
+        Some(count) if count <= pieces.len() as i64 => Ok(()),
+        Some(count) => Err(JoinError::Search(format!(
+            "tokens: the file has {} pieces, and the logits '{logits}' have {count} tokens",
+            pieces.len()
+        ))),
+        None => Err(JoinError::Search(format!(
+            "tokens: the number of tokens isn't known, because the last dimension of the logits '{logits}' is open: give it \
+             with dims"
+        ))),
+    }
+}
+
+/// Adds the output with the piece of each token, and the pieces.
+pub fn add(graph: &mut GraphProto, pieces: &[String]) {
+    let table = "search.pieces";
+    // What fills rows is -1, which counts from the end: no text.
+    let texts = pieces.iter().map(|piece| piece.clone().into_bytes()).chain([Vec::new()]);
+    graph.initializer.push(TensorProto {
+        name: Some(table.to_owned()),
+        data_type: Some(DataType::String.into()),
+        dims: vec![pieces.len() as i64 + 1],
+        string_data: texts.collect(),
+        ..TensorProto::default()
+    });
+    let mut nodes = Nodes::default();
+    nodes.push("Gather", PIECES, &[table, TOKENS], |node| node);
+    graph.node.append(&mut nodes.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_read_in_the_order_of_their_numbers() {
+        let expected = ["<blk>", "▁the", " ", "a b"];
+        assert_eq!(pieces("▁the 1\n<blk> 0\r\n  2\n\na b\t3\n").unwrap(), expected);
+        assert_eq!(pieces("a 0\n1\n").unwrap(), ["a", " "]);
+    }
+
+    #[test]
+    fn an_error_has_the_line() {
+        for (text, expected) in [
+            ("<blk> 0\n▁the", "line 2, '▁the': a piece and its number are expected"),
+            ("a 0\nb -1", "line 2, 'b -1': a piece and its number"),
+            ("a 0\nb 9999999999", "line 2"),
+            ("a 0\nb 0", "line 2, 'b 0': number 0 has another line"),
+            ("a 0\nb 2", "number 1 has no line"),
+            ("\n", "it has no pieces"),
+        ] {
+            let error = pieces(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
