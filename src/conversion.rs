@@ -169,6 +169,12 @@ impl Served {
         Self { model: file.into(), initial_states: None, notes: Vec::new(), warnings: Vec::new() }
     }
 
+    /// A model that was made of the graphs in a folder.
+    pub fn joined(folder: &Path, converted: Converted, notes: Vec<String>, warnings: Vec<String>) -> Self {
+        let model = ModelSource::joined(folder.to_owned(), converted.model);
+        Self { model, initial_states: None, notes, warnings }
+    }
+
     fn converted(file: &Path, converted: Converted, notes: Vec<String>, warnings: Vec<String>) -> Self {
         Self {
             model: ModelSource::converted(file.to_owned(), converted.model),
@@ -274,7 +280,8 @@ fn refused(file: &Path, cuts: bool, error: &ConvertError) -> ConversionError {
     ConversionError::Refused { file: file.to_owned(), parameter, why }
 }
 
-fn with_parameter(warning: &Warning) -> String {
+/// A warning, with the parameter that would help.
+pub fn with_parameter(warning: &Warning) -> String {
     let text = warning.to_string().replace('\n', "; ");
     warning.hint().map_or_else(|| text.clone(), |hint| format!("{text}; {}", parameter(hint)))
 }
@@ -301,7 +308,7 @@ fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Co
 }
 
 /// Gives the configuration the states of the converted model, and where they start.
-fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), ConfigError> {
+pub fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), ConfigError> {
     let states = &converted.report.states;
     let value = |starts_at| if let StartsAt::Value(value) = starts_at { Some(value) } else { None };
     partial.states.set_converted(ConvertedStates {
@@ -330,11 +337,15 @@ fn described(report: &Report, compared: &[Compared]) -> Vec<String> {
     if !report.opened.is_empty() {
         lines.push(format!("the model was converted: the batch is open on {}", named(&report.opened)));
     }
+    lines.push(format!("the converted model was compared with the original: {}", comparisons(compared)));
+    lines
+}
+
+/// How comparisons went, in one line.
+pub fn comparisons(compared: &[Compared]) -> String {
     let result = |compared: &Compared| match compared.largest {
         0.0 => format!("{} equal bit by bit", compared.what),
         largest => format!("{} differ by {largest:.1e} at most, in '{}'", compared.what, compared.output),
     };
-    let results: Vec<String> = compared.iter().map(result).collect();
-    lines.push(format!("the converted model was compared with the original: {}", results.join("; ")));
-    lines
+    compared.iter().map(result).collect::<Vec<_>>().join("; ")
 }

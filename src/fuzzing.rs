@@ -239,7 +239,7 @@ fn document(choices: &mut Choices, signature: &Signature) -> Value {
     document
 }
 
-const PARAMETERS: [(&str, &[&str]); 14] = [
+const PARAMETERS: [(&str, &[&str]); 17] = [
     (
         "state_pairs",
         &["<<<s_in, s_out>>>", "<<<s_in, s_out>>> <<<h_in, h_out>>>", "auto", "auto-by-shape", "<<<x, y>>>"],
@@ -254,6 +254,9 @@ const PARAMETERS: [(&str, &[&str]); 14] = [
     ("padded_inputs", &["x", "x@1", "x=len", "x@1=len"]),
     ("padded_outputs", &["y", "y@1", "y=n"]),
     ("state_api", &["true", "false"]),
+    ("join", &["a.onnx b.onnx", "a=fbank:kaldi state=false b=c.onnx", "=", "a=b=c", "stft istft"]),
+    ("wires", &["<<<a.y, b.x>>>", "<<<x>>>", "<<<a.y, b.x>>> <<<b.y, a.x>>>"]),
+    ("search", &["ctc blank=0", "transducer blank=9 max_tokens=1 durations=0,1", "ctc", "ctc blank=0 tokens="]),
     ("store_states_as_fp16", &["1", "0"]),
     ("max_rows_per_run", &["1", "4", "0"]),
     ("state_pair_patterns", &["<<<*_in, *_out>>>", "<<<past.*, present.*>>>", "<<<*, *>>>"]),

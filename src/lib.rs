@@ -17,9 +17,10 @@
 //! | [`snapshot`] | the state of a sequence as bytes | store, model, error, memory, triton |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, session, memory |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | panic, proof, error, conversion, session, triton, memory |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | panic, proof, error, joining, conversion, session, triton, memory |
 //! | [`proof`] | checks at load that the rows of a run don't change each other's results | session, memory |
-//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, session, triton, memory |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, joining, conversion, session, triton, memory |
+//! | [`joining`] | joins the graphs of a folder to one model in memory at load, if the configuration lists them, and checks the result | conversion, session |
 //! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | session |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | memory |
 //! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory |
@@ -34,6 +35,7 @@ pub mod exports;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod instance;
+mod joining;
 mod memory;
 mod model;
 mod panic;
@@ -56,11 +58,11 @@ pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
 
 /// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The tests use [`exports`].
 pub mod inspect {
-    pub use crate::completion::Settings;
+    pub use crate::completion::{Family, Settings};
     pub use crate::config::{INPUT_WINDOWS, PairsFrom, PartialConfig};
-    pub use crate::conversion::convert_if_asked;
     pub use crate::error::LoadError;
     pub use crate::explain::{explain, explain_batch_scale};
-    pub use crate::model::Prepared;
+    pub use crate::model::{Prepared, served};
+    pub use crate::onnx::Signature;
     pub use crate::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 }

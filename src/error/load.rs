@@ -9,6 +9,7 @@ use crate::binding::BindingError;
 use crate::completion::CompletionError;
 use crate::config::ConfigError;
 use crate::conversion::ConversionError;
+use crate::joining::JoiningError;
 use crate::memory::MemoryError;
 use crate::panic::Panic;
 use crate::session::{LibraryError, OpenError, SessionError};
@@ -50,6 +51,9 @@ pub enum LoadError {
     /// The model cannot be converted as the configuration asks.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
+    /// The graphs can't be joined as the configuration asks.
+    #[error(transparent)]
+    Joining(#[from] JoiningError),
     /// The model does not fit its configuration.
     #[error(transparent)]
     Binding(#[from] BindingError),
@@ -147,8 +151,9 @@ impl LoadError {
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
             Self::Open(OpenError::Session(error))
             | Self::Conversion(ConversionError::Open(OpenError::Session(error))) => session_code(error),
-            Self::Conversion(ConversionError::Open(_) | ConversionError::Read { .. }) => Code::Internal,
-            Self::Conversion(_) => Code::InvalidArg,
+            Self::Conversion(ConversionError::Open(_) | ConversionError::Read { .. })
+            | Self::Joining(JoiningError::Read { .. }) => Code::Internal,
+            Self::Conversion(_) | Self::Joining(_) => Code::InvalidArg,
             Self::Library(_) | Self::Open(_) | Self::NoSite { .. } | Self::InitialModel { .. } | Self::Panic(_) => {
                 Code::Internal
             }

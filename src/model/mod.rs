@@ -22,14 +22,14 @@ pub use live::{Extras, Grown, LiveSequences, VaryingSize};
 pub use metrics::{QueueNumbers, Ran};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use prepared::OnnxModel;
-pub use prepared::Prepared;
+pub use prepared::{Prepared, served};
 pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
-use crate::conversion::{Served, convert_if_asked};
+use crate::conversion::Served;
 use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
@@ -87,15 +87,13 @@ impl Model {
         partial.poll_wait = defaults.poll_wait;
         partial.put_cpu_instances_on(devices_for_cpu_instances());
         let version_dir = location.repository.join(location.version.to_string());
-        let file = config::find_model_file(
-            partial.model_file.as_ref(),
-            partial.states.initial_model.as_deref(),
-            &version_dir,
-        )?;
         let completes = triton.wants_completion().unwrap_or(false);
         let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size, rows_mix: false };
         let Served { model, initial_states, notes, warnings } =
-            convert_if_asked(&mut partial, file, library, settings)?;
+            served(&mut partial, &version_dir, library, settings, |partial| {
+                let initial_model = partial.states.initial_model.as_deref();
+                config::find_model_file(partial.model_file.as_ref(), initial_model, &version_dir)
+            })?;
         let mut sessions = Sessions::new(library.clone(), model, partial.session.clone(), partial.providers.clone());
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();

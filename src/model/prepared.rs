@@ -1,7 +1,7 @@
 //! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stateful_convert::RowsInGraph;
@@ -9,9 +9,10 @@ use stateful_convert::RowsInGraph;
 use super::initial::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
-use crate::config::{self, Additions, Config, InitialSources, PartialConfig, StatePair};
-use crate::conversion;
+use crate::config::{self, Additions, Config, ConfigError, InitialSources, PartialConfig, StatePair};
+use crate::conversion::{self, Served, convert_if_asked};
 use crate::error::LoadError;
+use crate::joining::joined;
 use crate::onnx::{ModelSource, Signature};
 use crate::proof::{self, Rows};
 use crate::session::{Library, Provider, Session};
@@ -28,6 +29,23 @@ pub struct Prepared {
     pub plan: Plan,
     /// Whether something was added to the configuration's document.
     pub has_additions: bool,
+}
+
+/// The model of a version's folder: its graphs joined, or the one in `file`, converted if the configuration asks for that.
+pub fn served(
+    partial: &mut PartialConfig,
+    version_dir: &Path,
+    library: &Library,
+    settings: Settings,
+    file: impl FnOnce(&PartialConfig) -> Result<PathBuf, ConfigError>,
+) -> Result<Served, LoadError> {
+    match partial.join.clone() {
+        Some(asked) => Ok(joined(partial, &asked, version_dir, library)?),
+        None => {
+            let file = file(partial)?;
+            Ok(convert_if_asked(partial, file, library, settings)?)
+        }
+    }
 }
 
 /// An ONNX model's signature, description and metadata.

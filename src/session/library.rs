@@ -7,8 +7,9 @@ use std::time::Instant;
 use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
+use stateful_convert::join::Plan;
 use stateful_convert::report::Report;
-use stateful_convert::verify::{Compared, Given, Models, VerifyError, verify};
+use stateful_convert::verify::{Compared, Given, JoinedModels, Models, VerifyError, verify, verify_joined};
 
 use super::allocator;
 use super::log_limit::LogLimit;
@@ -226,6 +227,17 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
 /// Compares a converted model with its original: runs both models on the CPU, on random data: the converted one in chunks, and rows together and alone.
 pub fn compare(library: &Library, models: &Models, report: &Report) -> Result<Vec<Compared>, VerifyError> {
     verify(library.environment(), models, report, &Given::default())
+}
+
+/// Compares a joined model with its graphs, which run one after the other.
+pub fn compare_joined(
+    library: &Library,
+    models: &JoinedModels,
+    plan: &Plan,
+    report: &Report,
+    given: &Given,
+) -> Result<Vec<Compared>, VerifyError> {
+    verify_joined(library.environment(), models, plan, report, given)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ mod value;
 pub use batch_tensor::{BatchTensor, RowContent};
 pub use copier::Copier;
 pub use error::{OpenError, SessionError};
-pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath, compare};
+pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath, compare, compare_joined};
 pub use open::{Provider, Session};
 pub use output::MadeTensor;
 pub use step::run::{Given, Overlay, Run};

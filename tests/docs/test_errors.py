@@ -13,6 +13,11 @@ LEFT_OUT = """\
 the stateful backend panicked
 … cannot be converted as parameter
 … was converted, and the check of the conversion failed
+the graphs in … cannot be joined as parameter
+the graphs in … were joined, and the check of the joined model failed
+parameter '…' names '…', which a wire leads to
+parameter '…': …
+parameter '…': tokens=…: …
 parameter 'padded_inputs' lists '…', but
 … names '…', but the model has no such
 … has <<<…, …>>>, but '…' is an output

@@ -3,6 +3,8 @@
 //! It reads the model with the backend's own code, so what it prints is what a server would do. The table goes to
 //! standard error and the configuration to standard output, to be saved.
 
+mod folder;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
     EnvironmentOptions, INPUT_WINDOWS, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider,
-    SearchPath, Session, Settings, convert_if_asked, explain, explain_batch_scale,
+    SearchPath, Session, Settings, explain, explain_batch_scale, served,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -19,7 +21,8 @@ use triton_stateful::inspect::{
 #[derive(Parser)]
 #[command(version = triton_stateful::VERSION)]
 struct Arguments {
-    /// The model
+    /// The model; or a folder of graphs that run one after the other: without the parameter join, it is shown which known
+    /// family they are, and how to join them
     model: PathBuf,
     /// A config.pbtxt to begin with. The files that it names are looked for beside it, as a server does
     #[arg(short, long, value_name = "FILE")]
@@ -48,8 +51,18 @@ struct Arguments {
 enum Problem {
     #[error("{0} is no file")]
     NoFile(PathBuf),
+    #[error("{0} is no folder, and parameter 'join' lists graphs of a folder")]
+    NoFolder(PathBuf),
     #[error("{} cannot be read: {why}", file.display())]
     Config { file: PathBuf, why: String },
+    #[error("{} cannot be read: {why}", folder.display())]
+    Folder { folder: PathBuf, why: String },
+    #[error(
+        "the graphs in {} are none of the known families (it has {has}): list them with --parameter 'join=FIRST.onnx SECOND.onnx', \
+         or name one of them",
+        folder.display()
+    )]
+    NoFamily { folder: PathBuf, has: String },
     #[error("the model has no input '{name}' (it has {has})")]
     NoInput { name: String, has: String },
     #[error("the configuration cannot be written: {0}")]
@@ -89,25 +102,35 @@ struct Inspected {
 }
 
 fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
-    if !arguments.model.is_file() {
-        return Err(Problem::NoFile(arguments.model.clone()));
-    }
     let mut written = arguments.config()?;
     let mut partial = PartialConfig::new(written.clone()).map_err(LoadError::from)?;
+    let is_joined = partial.join.is_some();
+    if is_joined && !arguments.model.is_dir() {
+        return Err(Problem::NoFolder(arguments.model.clone()));
+    }
+    if !is_joined && arguments.model.is_dir() {
+        let family = folder::family(&arguments.model, &partial, &*library(arguments)?)?;
+        let pbtxt = folder::config(&family);
+        return Ok(Inspected { table: folder::described(&family), notes: Vec::new(), warnings: Vec::new(), pbtxt });
+    }
+    if !is_joined && !arguments.model.is_file() {
+        return Err(Problem::NoFile(arguments.model.clone()));
+    }
+    // The file is in the folder of its version. The files of initial states are beside that folder.
+    let version_dir = if is_joined { &arguments.model } else { arguments.model.parent().unwrap_or(Path::new("")) };
     let library = library(arguments)?;
+    let settings = Settings { completes: true, default_max_batch_size: 0, rows_mix: false };
+    let serve =
+        |partial: &mut PartialConfig| served(partial, version_dir, &library, settings, |_| Ok(arguments.model.clone()));
     if !arguments.dims.is_empty() {
-        let model = arguments.model.clone().into();
+        let model = if is_joined { serve(&mut partial)?.model } else { arguments.model.clone().into() };
         let session = Session::open(&library, &model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
         list_inputs(&mut written, &arguments.dims, &session)?;
         partial = PartialConfig::new(written).map_err(LoadError::from)?;
     }
-    let settings = Settings { completes: true, default_max_batch_size: 0, rows_mix: false };
-    let served =
-        convert_if_asked(&mut partial, arguments.model.clone(), &library, settings).map_err(LoadError::from)?;
+    let served = serve(&mut partial)?;
     let session = Session::open(&library, &served.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     let session = Arc::new(session);
-    // The file is in the folder of its version. The files of initial states are beside that folder.
-    let version_dir = arguments.model.parent().unwrap_or(Path::new(""));
     let beside = arguments.config.as_deref().and_then(Path::parent);
     let repository = beside.or(version_dir.parent()).unwrap_or(Path::new(".."));
     let mut prepared =

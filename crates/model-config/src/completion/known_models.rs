@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::config::{PartialConfig, StateDims, parameter_line, state_dims_line};
+use crate::config::{PartialConfig, StateDims, parameter_line, state_dims_line, state_dims_text};
 use crate::onnx::{Signature, TensorInfo};
 
 const TABLE: &str = include_str!("../../../../assets/known-models.json");
@@ -68,6 +68,15 @@ impl Advice {
         }
         advice
     }
+}
+
+/// The parameters that a model of this signature needs, with their values.
+pub fn needed(signature: &Signature) -> Vec<(String, String)> {
+    let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
+    let needs = known.iter().filter(|known| known.is(signature)).flat_map(|known| &known.needs);
+    let fitting = needs.filter(|need| input(signature, &need.input).is_some() && need.fits(signature));
+    let written = |need: &Need| need.state_dims(signature).map_or_else(|| need.write.clone(), state_dims_text);
+    fitting.map(|need| (need.parameter.clone(), written(need))).collect()
 }
 
 impl KnownModel {

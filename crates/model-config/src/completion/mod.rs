@@ -7,6 +7,7 @@
 mod batch;
 mod doubts;
 mod error;
+mod families;
 mod fill;
 mod known_models;
 mod names;
@@ -14,5 +15,6 @@ mod pairing;
 mod plan;
 
 pub use error::CompletionError;
+pub use families::Family;
 pub use known_models::Advice;
 pub use plan::{Origins, Plan, Settings, own_pairs};

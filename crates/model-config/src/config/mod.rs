@@ -11,6 +11,7 @@
 mod error;
 mod generated;
 mod initial;
+mod join;
 mod model;
 mod parameters;
 mod partial;
@@ -27,6 +28,7 @@ mod windows;
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial::{InitialSources, InitialValue};
+pub use join::{JOIN, Join, SEARCH};
 pub use model::{GraphOptimization, SessionOptions, find_model_file, find_named_file};
 pub use parameters::{PairPattern, parameter_line, similarity};
 pub use partial::{Additions, PartialConfig};
@@ -38,7 +40,7 @@ pub use scheduling::{OldestSequences, OwnScheduling, POLL_WAIT, PollWait, Strate
 pub use stateful_convert::StatePair;
 pub use states::{
     BY_SHAPE, ConvertedStates, DeclaredState, GROWING_PADDING, PairsFrom, StateDims, StatePairs, States,
-    state_dims_line,
+    state_dims_line, state_dims_text,
 };
 pub use tensors::{
     CONTROL_INPUT, Context, Control, ControlKind, FalseTrue, FirstRequest, ID_TENSOR, PaddedInput, PaddedOutput,

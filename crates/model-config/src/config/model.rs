@@ -11,7 +11,7 @@ use super::raw::Optimization;
 
 /// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no
 /// backend.
-const TRITONS_NAME: &str = "model.stateful";
+pub(super) const TRITONS_NAME: &str = "model.stateful";
 
 /// The file that the configuration names, with the field that names it.
 pub(super) fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {

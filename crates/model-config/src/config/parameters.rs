@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 68] = [
+const KNOWN: [&str; 71] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -40,6 +40,7 @@ const KNOWN: [&str; 68] = [
     "input_windows",
     "inter_op_thread_count",
     "intra_op_thread_count",
+    "join",
     "logging_level",
     "low_latency_transformation",
     "max_candidate_sequence_use_ratio",
@@ -65,6 +66,7 @@ const KNOWN: [&str; 68] = [
     "repeat_until",
     "resident_batches",
     "scheduling",
+    "search",
     "sequence_cleaner_poll_wait_minutes",
     "sequence_idle_margin_microseconds",
     "sequence_idle_timeout_ms",
@@ -79,6 +81,7 @@ const KNOWN: [&str; 68] = [
     "trust_batch",
     "use_const_initializer",
     "warmup_batch_sizes",
+    "wires",
     "worker_count",
 ];
 

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
 use super::generated::{GeneratedInput, generated_inputs};
+use super::join::Join;
 use super::model::{Conversion, SessionOptions, model_file};
 use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
@@ -43,6 +44,8 @@ pub struct PartialConfig {
     pub providers: Providers,
     /// How many instances there are of each kind.
     pub instances: BTreeMap<InstanceKind, usize>,
+    /// The graphs that the model is made of, if there are several.
+    pub join: Option<Join>,
     /// How the model is converted at load.
     pub conversion: Conversion,
     /// What the configuration says about states.
@@ -125,6 +128,12 @@ impl PartialConfig {
         if is_own {
             fit_for_own?;
         }
+        let model_file = model_file(&parameters, raw.default_model_filename);
+        let states = States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?;
+        let join = Join::new(&parameters)?;
+        if let Some(join) = &join {
+            join.check(&parameters, model_file.as_ref(), &states)?;
+        }
         Ok(Self {
             is_own,
             poll_wait: None,
@@ -133,10 +142,11 @@ impl PartialConfig {
             held_inputs: parameters.names("held_inputs"),
             providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
             instances,
-            model_file: model_file(&parameters, raw.default_model_filename),
+            model_file,
             session: SessionOptions::new(&parameters, &raw.optimization)?,
+            join,
             conversion: Conversion::new(&parameters)?,
-            states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
+            states,
             contexts: contexts(&parameters)?,
             windows: Windows::new(&parameters)?,
             repeat: Repeat::new(&parameters)?,
@@ -171,6 +181,11 @@ impl PartialConfig {
     /// `sequence_batching.control_input`.
     pub fn controls(&self) -> &[Control] {
         &self.controls
+    }
+
+    /// The values of constant inputs, as they are written.
+    pub fn constants(&self) -> &[(String, Vec<String>)] {
+        &self.constants
     }
 
     /// Inputs that requests do not carry although they are no states: controls, constants, generated inputs, lengths.

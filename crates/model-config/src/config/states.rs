@@ -292,13 +292,18 @@ fn state_dims(text: &str) -> Result<Vec<StateDims>, ConfigError> {
 
 /// The line of config.pbtxt that gives the dims of states: each with its batch axis.
 pub fn state_dims_line(states: impl IntoIterator<Item = StateDims>) -> String {
+    parameters::parameter_line("state_dims", &state_dims_text(states))
+}
+
+/// The value of that line.
+pub fn state_dims_text(states: impl IntoIterator<Item = StateDims>) -> String {
     let entry = |state: StateDims| {
         let dim = |(axis, dim): (usize, &i64)| {
             if Some(axis) == state.batch_axis { BATCH.to_owned() } else { dim.to_string() }
         };
         format!("{}=[{}]", state.name, state.dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
     };
-    parameters::parameter_line("state_dims", &states.into_iter().map(entry).collect::<Vec<_>>().join(" "))
+    states.into_iter().map(entry).collect::<Vec<_>>().join(" ")
 }
 
 impl StateLimits {

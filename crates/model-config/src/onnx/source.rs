@@ -15,7 +15,7 @@ use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_va
 use stateful_convert::SMALL_WEIGHT_BYTES;
 use stateful_convert::onnx::schema::ModelProto;
 
-/// A model's file, or what a conversion made of it.
+/// A model's file, or what was made of it or of several.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     file: PathBuf,
@@ -40,7 +40,12 @@ impl ModelSource {
         Self { file, made: Some(Made { what: "its initial states", bytes: bytes.into() }) }
     }
 
-    /// The file, also of a converted model.
+    /// The model that was made of the graphs in a folder.
+    pub fn joined(folder: PathBuf, bytes: Vec<u8>) -> Self {
+        Self { file: folder, made: Some(Made { what: "joined", bytes: bytes.into() }) }
+    }
+
+    /// The file, also of a converted model. Of a joined one, the folder of its graphs.
     pub fn file(&self) -> &Path {
         &self.file
     }

@@ -317,7 +317,8 @@ class _Graph:
         return self._add("Add", f"{answer} {values}", f"{target}/answer")
 
     def _scores(self, answer: str, target: str, dims: Dims) -> str:
-        """(sum + token) mod 37 for each token, and 40 for the special one if the sum is odd."""
+        """(|sum| + token) mod 37 for each token, and 40 for the special one if the sum is odd."""
+        answer = self._add("Abs", answer, f"{target}/positive")
         count, special = int(str(dims[-1])), self.export.scores[target]
         tokens = self._constant(np.arange(count, dtype=np.float64))
         added = self._add("Add", f"{answer} {tokens}", f"{target}/added")

@@ -329,6 +329,17 @@ def wenet_ctc() -> Export:
     return Export({"hidden": (1, "T", 256)}, {"probs": (1, "T", 5002)}, {}, batch=None, scores={"probs": 0})
 
 
+def icefall_decoder() -> Export:
+    """The stateless predictor of icefall's transducers: k2-fsa/icefall, egs/librispeech/ASR/zipformer/export-onnx-streaming.py."""
+    return Export({"y": ("int64", ("N", 2))}, {"decoder_out": ("N", 512)}, {}, batch="N")
+
+
+def icefall_joiner() -> Export:
+    """Its joiner, of 500 tokens; 0 is blank."""
+    inputs = {"encoder_out": ("N", 512), "decoder_out": ("N", 512)}
+    return Export(inputs, {"logit": ("N", 500)}, {}, batch="N", scores={"logit": 0})
+
+
 def rsl_rl() -> Export:
     """A recurrent policy of rsl_rl: isaac-sim/IsaacLab, isaaclab_rl/rsl_rl/exporter.py."""
     return Export(
@@ -479,6 +490,8 @@ FAMILIES = {
         wenet_limited,
         wenet_sherpa,
         wenet_ctc,
+        icefall_decoder,
+        icefall_joiner,
         rsl_rl,
         ml_agents,
         pocket_tts,
