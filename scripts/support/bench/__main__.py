@@ -15,7 +15,20 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import conversion, faults, ovms, padding, peers, repeat, report, service, state_api, step, windows
+from support.bench import (
+    conversion,
+    faults,
+    joining,
+    ovms,
+    padding,
+    peers,
+    repeat,
+    report,
+    service,
+    state_api,
+    step,
+    windows,
+)
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -36,6 +49,7 @@ LEVELS = (
     "bound",
     "faults",
     "conversion",
+    "join",
     "ovms",
     "windows",
     "closed",
@@ -77,6 +91,13 @@ def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Nam
         ratios = report.medians(ovms.over_direct(rows), ("streams",))
         measured = report.medians([row for row in rows if "block" in row], ("way", "streams"))
         return {level: [*measured, *(row for row in rows if "block" not in row)], "ovms_ratios": ratios}
+    if level == "join":
+        streams, seconds = options.sequences or [1, 8, 32], 4 * options.seconds
+        rows = [
+            *joining.recognisers(folder, streams, seconds, options.blocks),
+            *joining.denoisers(folder, streams, seconds, options.blocks),
+        ]
+        return {level: report.medians(rows, ("way", "streams"))}
     if level == "conversion":
         sequences = options.sequences or [1, 16, 64]
         rows = list(conversion.closed(folder, options.denoiser, sequences, options.seconds, options.blocks))
@@ -120,7 +141,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
     parser.add_argument(
-        "--sequences", type=_numbers, help="for service, padding, repeat, conversion, ovms, windows, closed and open"
+        "--sequences",
+        type=_numbers,
+        help="for service, padding, repeat, conversion, join, ovms, windows, closed and open",
     )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(

@@ -139,6 +139,15 @@ COLUMNS = {
         "p50_ms": "p50 ms",
         "p99_ms": "p99 ms",
     },
+    "join": {
+        "way": "way",
+        "streams": "streams",
+        "chunks_per_s": "chunks/s",
+        "p50_us": "p50 µs",
+        "p99_us": "p99 µs",
+        "server_cpu_us_per_chunk": "server CPU µs/chunk",
+        "tokens_per_chunk": "tokens/chunk",
+    },
     "ovms": {
         "way": "way",
         "streams": "clients",
@@ -200,6 +209,7 @@ TITLES = {
     "scheduling_ratios": "The backend's own scheduler over core's oldest",
     "conversion": "Converted models (in process)",
     "conversion_ratios": "Converted models over others (in process)",
+    "join": "Several graphs: joined, in a client, in a script of the Python backend",
     "live": "Many live sequences (in process)",
     "load": "Loading",
     "state": "The calls of the State API",
