@@ -262,9 +262,9 @@ class Flow:
 
     @contextmanager
     def streaming(self, request: Request) -> Generator[Callable[[Outputs], None], None, None]:
-        """What comes of a request with an answer for each step, while the caller reads them. Takes each answer.
+        """Counts the steps of a request with an answer for each step. The caller passes each answer to the function.
 
-        The caller may leave before the last one. Then the request is cancelled, and may have run, so the next call that waits
+        If the caller leaves before the last answer, the request is cancelled, but may have run. So the next call that waits
         asks the server how far the sequence is.
         """
         was_open, self._is_open = self._is_open, True
@@ -272,7 +272,7 @@ class Flow:
         try:
             yield lambda answer: parameters.update(answer.parameters)
         except Unavailable:
-            # As after a step: the same request again runs, or is refused because this one has run.
+            # As after a step: if the caller sends the request again, it runs, or is refused because this one has run.
             raise
         except StatefulError as error:
             lost = self._refused(request, was_open, error)
@@ -371,7 +371,7 @@ class Flow:
         return {"sequence_step": self.count.steps} if self.started else {}
 
     def _step_checks(self, model: Model) -> dict[str, Parameter]:
-        """The same for a step: a request that makes none changes only what is left over."""
+        """The same for an inference. With windows, it may make no step and change only what is left over."""
         checks = self._checks()
         return {**checks, "sequence_left": self.count.left} if checks and model.is_cut else checks
 
@@ -457,9 +457,9 @@ class Flow:
         if "steps" in parameters:
             self.count = Count(self.count.steps + int(parameters["steps"]), int(parameters.get("left", 0)))
         else:
-            self._go_behind(request)
+            self._count_unsaid(request)
 
-    def _go_behind(self, request: Request) -> None:
+    def _count_unsaid(self, request: Request) -> None:
         """Counts a request whose answer doesn't say how many steps it has made."""
         if request.then is not None:
             self.count = request.then
@@ -467,9 +467,9 @@ class Flow:
             self._lose_count()
 
     def _answer_lost(self, request: Request, ended: bool) -> AnswerLost:
-        """The sequence goes on behind the step whose answer is lost."""
+        """The sequence continues after the step whose answer is lost."""
         number, self._is_open, self.ended = self.steps, False, ended
-        self._go_behind(request)
+        self._count_unsaid(request)
         if ended:
             return AnswerLost(
                 f"sequence {self.id} is over, and the answer to its last step ({number}) was lost: the step has run, unless "

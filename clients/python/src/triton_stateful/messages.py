@@ -16,8 +16,8 @@ Parameter = Union[bool, int, str]
 class Outputs(dict[str, Array]):
     """The outputs of an answer, by name. `parameters` has its response parameters.
 
-    Those of a model with `input_windows` or `repeat` are `steps`, the number of steps that the request has made; `left`, the
-    number of elements that are left over; `real`, the number of elements of the last window, if zeros fill it up; and
+    With `input_windows` or `repeat`, these are `steps`, the number of steps that the request has made; `left`, the number of
+    elements that are left over; `real`, how many elements of the last window came from the client, if zeros fill it up; and
     `stopped`, whether `repeat_until` has ended the steps.
     """
 
@@ -39,7 +39,7 @@ class StateInfo:
 @dataclass(frozen=True)
 class Info:
     """A sequence as it is now. `steps` counts the inferences that have changed its state, `left` the elements that are left
-    over of its windows."""
+    over from windows."""
 
     sequence_id: SequenceId
     steps: int
@@ -79,7 +79,7 @@ class Request:
     timeout: float | None = None  # in seconds
     counts: bool = False  # it is an inference that changes the state
     then: Count | None = None  # how far the sequence is after it; None if the client can't tell
-    decoupled: bool = False  # each step is answered by itself
+    decoupled: bool = False  # the model sends an answer for each step
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ class Model:
     has_state_api: bool
     is_scheduled_by_core: bool  # has sequence_batching
     takes_text_ids: bool  # Triton 25.01 and newer then refuse ids that are numbers
-    is_cut: bool  # has input_windows: a request may make any number of steps
-    is_repeated: bool  # has repeat: the same
+    is_cut: bool  # it has input_windows: a request may make any number of steps
+    is_repeated: bool  # it has repeat: a request may make any number of steps
     windows: Windows | None  # None if the client can't tell how many steps a request makes
-    is_decoupled: bool  # each step is answered by itself
+    is_decoupled: bool  # it sends an answer for each step
 
     @classmethod
     def read(cls, name: str, config: Mapping[str, Any]) -> Model:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Retry:
     """Sends a request again if the server could not be reached or gave no answer (`Unavailable`).
 
-    No step is made twice: each request says how many steps the sequence has made before, and how much is left over of its
-    windows, and the server refuses it if that is wrong. The model needs `state_api`.
+    No step is made twice: each request says how many steps the sequence has made before, and how many elements are left over
+    from windows. The server refuses a request with a wrong number. The model needs `state_api`.
 
     attempts: how often a request is sent at most, 1 or more.
     backoff: seconds before the second attempt. Each later pause is twice as long, up to `longest` seconds.

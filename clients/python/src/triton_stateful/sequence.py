@@ -106,12 +106,12 @@ class Sequence:
         commit: if False, the state stays as it was.
         end: the sequence ends with this step.
         outputs: the names of the outputs to return (default: all).
-        max_steps: after so many steps, the request ends, if its model has `repeat`.
+        max_steps: the most steps that the request makes, if the model has `repeat`.
         timeout: seconds to wait for the answer, 1 or more: Triton 24.10 can crash on shorter ones. Only for gRPC;
             with HTTP, the client has one.
 
-        With `input_windows`, an input may have any number of elements, even none. `parameters` of the answer then has the
-        number of steps, and of elements that are left over.
+        With `input_windows`, an input may have any number of elements, even none. Then `parameters` of the answer has the
+        number of steps and the number of elements that are left over.
 
         TypeError if an input has another dtype than the model takes; ValueError for a name that is no input, or for another
         number of dimensions.
@@ -159,20 +159,20 @@ class Sequence:
         outputs: list[str] | None = None,
         max_steps: int | None = None,
     ) -> Generator[Outputs, None, None]:
-        """The outputs of each step of a request, when it is made. For models with `decoupled: true`, over gRPC.
+        """Yields the outputs of each step of a request as soon as it is made. For models with `decoupled: true`, over gRPC.
 
             for outputs in sequence.stream(samples):
                 print(outputs["output"])
 
-        The request is sent when the first answer is asked for. To cancel it before the last one, close the iterator (leaving
-        the loop does that, too): the sequence then has the state from before the request, unless all steps had been made.
-        If a step fails, the error follows the answers to those before it, and the state is that from before the request.
-        It is never sent again, whatever `retry` is.
+        The request is sent when the loop asks for the first answer, and never again, whatever `retry` is. To cancel it, leave
+        the loop or close the iterator: the sequence then has the state from before the request, unless all steps had been
+        made. If a step fails, the error follows the answers to the steps before it, and the sequence has the state from
+        before the request.
 
         tritonserver 2.51 (24.10) can crash if a stream is cancelled while answers are on their way.
 
-        A client of tritonclient.grpc has one stream at a time. Clients of one address share a connection, so give each
-        sequence that streams one of its own, or the address.
+        A client of tritonclient.grpc has one stream at a time, so give each sequence that streams a client of its own, or the
+        address. Clients of one address share a connection.
         """
         return self._answers(self._do(self._flow.stream(inputs, commit, end, outputs, max_steps)))
 
