@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from support.bench import ovms, report, service
+from support.bench.__main__ import LEVELS
 from support.bench.models import MODELS
 from support.bench.service import Served
 from support.bench.soak import Sums, grown, open_files
@@ -14,6 +15,11 @@ from support.bench.soak import Sums, grown, open_files
 CSV = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,p50 latency,p90 latency,p99 latency
 64,7033.25,12,3456,8719,11000,17878
 """
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_level_has_a_table(level):
+    assert level in report.TITLES and level in report.COLUMNS
 
 
 def test_perf_analyzers_report_is_read_by_its_headings():
