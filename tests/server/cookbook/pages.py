@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from harness.models.exports import EXPORTS, Export
 from harness.models.families import FAMILIES
 from support.paths import ROOT
@@ -73,3 +75,12 @@ class Page:
         exec(compile(code.replace("localhost:8001", address), self.name, "exec"), names)
         names["Sequence"] = sequence
         return names[function]
+
+
+PAGES = {file.name: Page(file.name) for file in sorted(FOLDER.glob("*.md"))}
+
+
+def pieces(data: np.ndarray, axis: int = 0) -> list[np.ndarray]:
+    """The data as a client may have it: long pieces, short ones, and one without an element."""
+    length = data.shape[axis]
+    return np.split(data, [length // 9, length // 2, length // 2, length // 2 + 3], axis)
