@@ -152,7 +152,7 @@ fn read_pieces(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
     pieces(&text).map_err(failed)
 }
 
-/// Takes what names an input inside out of the configuration: the joined model has its context.
+/// Removes the contexts of wired inputs from the configuration, because the joined model contains them.
 fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
     let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
     for context in partial.contexts.iter().filter(|context| inner(&context.input)) {

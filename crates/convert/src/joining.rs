@@ -18,7 +18,7 @@ use crate::result::{Origin, finish};
 /// Joins several graphs to one with states, so that a request runs all of them; and compares it with the graphs
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The graphs, in their order: files, or built-in graphs such as fbank:kaldi with their options behind them. A tensor is
+    /// The graphs, in their order: files, or built-in graphs such as fbank:kaldi, each followed by its options. A tensor is
     /// named graph.tensor, where graph is NAME, the file's name without .onnx, or the built-in graph's up to the colon
     #[arg(value_name = "[NAME=]GRAPH", required = true)]
     graphs: Vec<String>,
@@ -33,8 +33,8 @@ pub struct Arguments {
     /// the batch has no usual name
     #[arg(long, value_name = "GRAPH.TENSOR=[DIMS]")]
     dims: Option<String>,
-    /// Context of inputs that are wired, as in 'embedding.x=68@1': the last 68 elements of what the wire brought before, along
-    /// axis 1, stand in front of what it brings. Zeros do at first; with ':whole', nothing does
+    /// Context of wired inputs, as in 'embedding.x=68@1': the last 68 elements along axis 1 of the previous value are prepended
+    /// to what the wire brings. At first, zeros are; with ':whole', nothing is
     #[arg(long, value_name = "GRAPH.INPUT=ELEMENTS@AXIS")]
     input_context: Option<String>,
     /// Outputs that stay although they are wired, as in encoder.outputs; several with commas

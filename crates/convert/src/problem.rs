@@ -51,7 +51,7 @@ pub enum Problem {
     #[error("{0}")]
     Graphs(String),
     #[error(
-        "--input-context: 'graph.input=68@1' is expected, with ':whole' if nothing is in front at first, not '{0}'"
+        "--input-context: 'graph.input=68@1' is expected, with ':whole' if nothing is prepended at first, not '{0}'"
     )]
     Contexts(String),
     #[error(

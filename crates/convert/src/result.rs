@@ -12,7 +12,7 @@ use crate::{texts, warnings};
 
 /// What a result comes from, and how it is written.
 pub struct Origin<'a> {
-    /// The models that it is made of: no file of theirs is written over.
+    /// The models that it is made of. Their files are never overwritten.
     pub files: &'a [&'a Path],
     /// The file whose folder has the weights that are in files of their own.
     pub beside: &'a Path,

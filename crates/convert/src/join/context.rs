@@ -1,5 +1,5 @@
-//! Context of an input inside the joined graph: the end of what a wire brought to it before stands in front of what it brings
-//! now. That end is a state.
+//! Context of a wired input: the end of its previous value is prepended to what the wire brings now. That end is a state of
+//! the joined graph.
 
 use super::error::JoinError;
 use super::part::Read;
@@ -18,11 +18,11 @@ const MOST_ELEMENTS: i64 = u32::MAX as i64;
 pub struct Context {
     /// The input, as `graph.tensor`.
     pub input: String,
-    /// Elements in front of the new ones.
+    /// Elements that are prepended to the new ones.
     pub elements: i64,
     /// Their axis. Without it, there must be one that is open or longer than the context.
     pub axis: Option<usize>,
-    /// The first time, nothing is in front: the wire brings the whole window. Else zeros are.
+    /// At first, nothing is prepended: the wire brings the whole window. Otherwise, zeros are.
     pub whole: bool,
 }
 
@@ -122,7 +122,7 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
     })
 }
 
-/// Whether the new elements can stand behind the context.
+/// Whether the new elements can follow the context.
 fn may_follow(given: &[Dim], taken: &[Dim], axis: usize, context: &Context) -> bool {
     let fits = |(at, (given, taken)): (usize, (&Dim, &Dim))| match (given, taken) {
         (Dim::Known(new), Dim::Known(window)) if at == axis => !context.whole && window - context.elements == *new,
@@ -159,7 +159,7 @@ fn axis(context: &Context, taken: &[Dim]) -> Result<usize, JoinError> {
 }
 
 impl PlannedContext {
-    /// Adds the state, and what puts it in front of `joined`, the input's name in the joined graph.
+    /// Adds the state, and the nodes that prepend it. `joined` is the input's name in the joined graph.
     pub fn add(&self, graph: &mut GraphProto, joined: &str) {
         let StatePair { input, output } = &self.pair;
         let [start, end, axis] = ["start", "end", "axis"].map(|own| format!("{input}/{own}"));

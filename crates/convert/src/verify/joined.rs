@@ -104,7 +104,7 @@ fn compare(
     Ok(compared)
 }
 
-/// Puts what a context has kept in front of its input, and keeps the end of both.
+/// Prepends what a context has kept to its input, and keeps the end of the result.
 fn put_in_front(
     context: &PlannedContext,
     feeds: &mut [(String, Host)],
@@ -144,7 +144,7 @@ fn with_lengths(report: &Report, given: &Given, length: i64) -> (Given, bool) {
     (given, is_open)
 }
 
-/// States are compared as outputs are. The texts of tokens aren't: they are those of the tokens, which are.
+/// States are compared like outputs. The texts of tokens are not compared, because the tokens are.
 fn with_states_as_outputs(report: &Report) -> Report {
     let mut report = report.clone();
     report.outputs.retain(|output| output.name != PIECES);

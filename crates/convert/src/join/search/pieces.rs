@@ -59,7 +59,7 @@ pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<(), 
 /// Adds the output with the piece of each token, and the pieces.
 pub fn add(graph: &mut GraphProto, pieces: &[String]) {
     let table = "search.pieces";
-    // What fills rows is -1, which counts from the end: no text.
+    // Rows are filled up with -1, which counts from the end, where the empty text is.
     let texts = pieces.iter().map(|piece| piece.clone().into_bytes()).chain([Vec::new()]);
     graph.initializer.push(TensorProto {
         name: Some(table.to_owned()),
