@@ -13,7 +13,7 @@ def session(model) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString())
 
 
-def test_about_a_frame_in_four_has_a_token():
+def test_a_quarter_to_a_half_of_the_frames_have_a_token():
     encoder, joint = session(joining.encoder()), session(joining.decoder_joint())
     states = {f"{name}{layer}_in": np.zeros((1, 1, joining.WIDE), np.float32) for layer in (1, 2) for name in "hc"}
     predictor = [np.zeros((1, 1, joining.WIDE), np.float32)] * 2
