@@ -156,9 +156,9 @@ pub struct Request {
     pub outputs: Vec<CString>,
     pub parameters: Vec<(CString, Parameter)>,
     pub cancelled: bool,
-    /// It is cancelled when the backend has asked so often whether it is.
+    /// After so many questions of the backend, it is cancelled.
     pub cancelled_after: Option<usize>,
-    /// How often the backend has asked.
+    /// How often the backend has asked whether it is cancelled.
     pub asked: AtomicUsize,
     /// What its client does when the backend asks whether it is cancelled, which is between decoding and gathering.
     pub meanwhile: Option<Box<dyn Fn() + Send + Sync>>,

@@ -1,7 +1,7 @@
-"""Tokens a second of a decoder that goes on by itself (`repeat`), beside a client that sends back each token.
+"""Tokens a second of a decoder that goes on by itself (`repeat`), compared with a client that sends back each token.
 
-One client has all sequences on one stream, in each way: a request for each token; a request for 64 tokens with one answer;
-the same with an answer for each step. All get the next token alone. What counts is ratios within one run.
+One client has all sequences on one stream. It sends a request for each token; or a request for 64 tokens, with one answer; or
+a request for 64 tokens, with an answer for each step. It asks for `next_token` only. Compare ratios within one run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def with_next_token(file: Path) -> onnx.ModelProto:
 
 @dataclass
 class Talk:
-    """A sequence, and how many tokens it has; then another one."""
+    """A sequence, and how many tokens it has. When it is full, another one takes its place."""
 
     id: int = 0
     tokens: int = TOKENS
@@ -111,7 +111,7 @@ class Talks:
 
 
 def tokens(folder: Path, decoder: Path, sequences: list[int], seconds: float, blocks: int) -> Iterator[dict]:
-    """The ways in turn, each with as many sequences."""
+    """A row for each way and number of sequences. The ways take turns."""
     repository, graph = folder / "repository", with_next_token(decoder).SerializeToString()
     for number, (parameters, more) in enumerate(WAYS.values()):
         version = repository / f"way_{number}" / "1"

@@ -1,9 +1,9 @@
-"""What a second of audio costs in requests of different lengths: the client cuts the chunks of Silero VAD, or the server does
-(`input_windows`).
+"""The costs of a second of audio in requests of different lengths: the client or the server (`input_windows`) cuts the
+chunks of Silero VAD.
 
 Each stream has the same audio in every case, so all cases make the same steps, and their answers are compared. `paced`: each
-request is sent when its last sample has come, the streams spread evenly. Otherwise a stream sends its next request when it has
-the answer to the last one: then the machine has as much to do as it can.
+request is sent when its last sample is due, and the streams are spread evenly. Otherwise a stream sends its next request when
+it has the last answer, so the machine is never idle.
 """
 
 from __future__ import annotations

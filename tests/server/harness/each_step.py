@@ -1,4 +1,4 @@
-"""Models that answer each step of a request (`decoupled: true`): what comes on a stream, put together and compared."""
+"""Models that answer each step of a request (`decoupled: true`): the answers on a stream are put together and compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.model import TYPES, Model, Tensor
 from harness.raw import Answer, Inputs, Parameters, Refused, Stream
 from harness.windows import WindowOracle, WindowTalk
 
-#: So that a request without an answer is told from one that is not done.
+#: Distinguishes a request without an answer from one that is not done.
 TELL_END = {"triton_enable_empty_final_response": True}
 
 
@@ -28,7 +28,7 @@ def decoupled(model: Model) -> Model:
 
 
 class Broken(Refused):
-    """The error that came after some answers."""
+    """An error that came after some answers."""
 
     def __init__(self, refused: Refused, before: list[Answer]):
         super().__init__(refused.code, refused.text)

@@ -1,4 +1,4 @@
-"""What the right answers are where a step of a request feeds the next one: the oracle, stepped in a loop."""
+"""The right answers of models with `repeat`: the oracle is stepped in a loop."""
 
 from __future__ import annotations
 

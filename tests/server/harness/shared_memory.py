@@ -20,7 +20,7 @@ PART = 1 << 20
 
 
 class SharedMemory:
-    """gRPC, one call a request. Its tensors are where another request has left its own. For one thread, and one model."""
+    """gRPC, one call a request. Each request overwrites the tensors of the last one. For one thread, and one model."""
 
     by_ovms = False
 

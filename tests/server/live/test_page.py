@@ -206,7 +206,7 @@ def test_each_tab_is_a_sequence(live, browser):
         assert tab.probabilities == pytest.approx(rated(tab.samples), abs=1e-5)
 
 
-def test_a_model_that_goes_away_is_said(browser, tmp_path):
+def test_the_page_shows_that_the_model_is_gone(browser, tmp_path):
     options = {"model_control": "explicit", "load_models": ["silero_vad"], "log_path": tmp_path / "server.log"}
     with TritonServer(paths.MODELS, backends=paths.TESTED_BACKENDS, **options) as server, Live(server.grpc_url) as live:
         tab = Tab(browser, live.url)
@@ -224,7 +224,7 @@ def test_a_port_that_is_taken_is_named(live):
     assert second.returncode == 1 and re.match(rf"live: .*{port}.*in use", second.stderr)
 
 
-def test_the_end_of_the_pages_server_is_said(triton, browser):
+def test_the_page_shows_that_its_server_has_ended(triton, browser):
     with Live(triton.grpc_url) as live:
         tab = Tab(browser, live.url)
         tab.click("microphone")

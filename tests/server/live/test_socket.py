@@ -184,7 +184,7 @@ def test_a_page_of_another_site_gets_no_socket(triton):
     talk_to(triton.grpc_url, talk)
 
 
-def test_a_server_that_goes_away_is_said_and_one_that_comes_back_is_used(tmp_path):
+def test_a_socket_reports_a_server_that_is_gone_and_uses_one_that_is_back(tmp_path):
     port = free_port("127.0.0.1", ())
     options = {"model_control": "explicit", "load_models": ["silero_vad"], "grpc_port": port}
 
@@ -210,7 +210,7 @@ def test_a_server_that_goes_away_is_said_and_one_that_comes_back_is_used(tmp_pat
     talk_to(f"127.0.0.1:{port}", talk)
 
 
-def test_the_end_of_the_pages_server_is_said(triton):
+def test_a_socket_reports_the_end_of_the_pages_server(triton):
     async def run():
         server = TestServer(application(triton.grpc_url))
         client = TestClient(server)
