@@ -1,10 +1,10 @@
 //! A sequence's state outside its server, so that another server can go on with it.
 //!
-//! A record belongs to one sequence. It has a random *token* and the bytes of a state (the *blob*). Whoever knows the token
-//! owns the sequence: a save names the token, and the store refuses it if the record has another one by then. A server takes a
-//! sequence by giving its record a new token, in one atomic operation ([`Op::Resume`]). So there is one writer, whatever
-//! the old owner believes, and no clock decides that. An END leaves a record without a blob, so that a late save of an old owner
-//! is told apart from a record that the store has lost.
+//! A record belongs to one sequence. It contains a random *token* and the bytes of a state (the *blob*). The server that knows
+//! the token owns the sequence: each save names the token, and the store refuses the save if the record has another one by
+//! then. To take a sequence, a server gives its record a new token, in one atomic operation ([`Op::Resume`]). So there is one
+//! writer, even if the old owner doesn't know that it has lost the sequence, and no clock is needed. An END leaves a record
+//! without a blob, which distinguishes a late save of an old owner from a record that the store has lost.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! | [`record`] | records, the operations on them, and the interface of a store | |
 //!
 //! Rules:
-//! - A store applies each operation completely or not at all. After an error nobody knows whether it was applied, so the
-//!   caller forgets what it knows of these sequences and asks the store again.
+//! - A store applies each operation completely or not at all. After an error, the caller can't know whether it was applied,
+//!   so it forgets what it knows of these sequences and asks the store again.
 //! - A record expires when it has not been written for [`Settings::ttl`].
 //! - No error, log line or `Debug` text has a password.
 //!

@@ -121,7 +121,7 @@ impl RedisLocation {
                 "password" => return Err(has_password()),
                 _ => {
                     let known = "user, db, password_file and password_env";
-                    return Err(BadLocation(format!("the option '{name}' is not known: known are {known}")));
+                    return Err(BadLocation(format!("the option '{name}' is not known: {known} are")));
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The protocol, checked in every order of its steps: two servers, a client that sends each request to either of them and may
-//! give up waiting, servers that crash or pause between any two steps, and a store that may lose its last write.
+//! Checks the protocol in every order of its steps, with two servers that crash or pause between any two steps, a client that
+//! sends each request to either of them and may give up waiting, and a store that may lose its last write.
 //!
 //! The store is the real [`Op::apply`]. A server is what `workers` does at `durability: step`: check or claim, run, save,
 //! bring back a lost record, answer. A pause is a step that comes late. Time does not pass: no record expires.
@@ -7,7 +7,7 @@
 use state_store::{Op, Record, Reply, Token};
 use stateright::{Checker, Model, Property};
 
-/// A state is told by the life of the id that it belongs to, and by its number of steps.
+/// A state: the life of the id that it belongs to, and its number of steps.
 type State = (u8, u8);
 
 const LIVES: u8 = 2;
