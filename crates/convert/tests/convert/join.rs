@@ -404,13 +404,16 @@ fn a_model_that_differs_from_its_graphs_is_found() {
 }
 
 #[test]
-fn any_joined_graphs_are_compared_without_a_panic() {
+fn any_joined_graphs_answer_as_their_graphs_without_a_panic() {
     let amount = Amount { chunks: 2, rows: vec![1, 2] };
     let compared = AtomicUsize::new(0);
     crate::inputs::run("joining", 100, |bytes| {
         let Some((parts, joined)) = crate::joined::joined(bytes) else { return };
-        if compare_amount(&parts, &joined, amount.clone()).is_ok() {
-            compared.fetch_add(1, Ordering::Relaxed);
+        match compare_amount(&parts, &joined, amount.clone()) {
+            Ok(_) => _ = compared.fetch_add(1, Ordering::Relaxed),
+            // ONNX Runtime refuses or fails at many changed graphs, but what it runs must be what its graphs are.
+            Err(VerifyError::Differs(why)) => panic!("{why}"),
+            Err(_) => {}
         }
     });
     assert!(compared.into_inner() > 0);
