@@ -130,6 +130,7 @@ def test_models_with_one_row_are_repeated_too(deployment, changes):
     all_at_random(deployment, served(deployment, model.name, of=model))
 
 
+@pytest.mark.host_and_device
 @every_scheduler
 @pytest.mark.parametrize("grows", [True, False], ids=["growing", "fixed"])
 @pytest.mark.parametrize("each", [False, True], ids=["one_answer", "each_step"])
