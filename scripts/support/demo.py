@@ -1,7 +1,7 @@
 """The demo: sends many streams of speech through a real server, checks the answers, and draws a picture.
 
 Each stream is a part of the recording. Its client sends 20 ms of sound with each request over gRPC, as a microphone
-delivers it. The server keeps what it has of the next chunk of 32 ms, the stream's state and the end of its last chunk,
+delivers it. The server keeps the samples of the next chunk of 32 ms, the stream's state and the end of its last chunk,
 and runs chunks of several streams as one batch.
 
 Part 1: every client waits for its answer before it sends the next request. Every answer is compared with ONNX Runtime

@@ -53,7 +53,7 @@ impl Location {
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
         match scheme {
             "file" if rest.is_empty() => bad("'file:' needs a folder: write 'file:/var/lib/sequences'"),
-            "file" if rest.starts_with("//") => bad("a folder is written without slashes in front: 'file:/FOLDER'"),
+            "file" if rest.starts_with("//") => bad("a folder is written without '//': 'file:/FOLDER'"),
             "file" => Ok(Self::File(rest.into())),
             "redis" => RedisLocation::of_network(rest).map(Self::Redis),
             "unix" => RedisLocation::of_socket(rest).map(Self::Redis),
@@ -175,7 +175,7 @@ fn read_database(text: &str) -> Result<i64, BadLocation> {
 
 fn has_password() -> BadLocation {
     let why = "a password does not belong here, because clients can read the configuration of a model: write \
-               'password_file=FILE' or 'password_env=NAME' behind a '?'";
+               'password_file=FILE' or 'password_env=NAME' after a '?'";
     BadLocation(why.to_owned())
 }
 
@@ -230,7 +230,7 @@ mod tests {
             ("http://x", "redis://HOST"),
             ("/var/lib", "file:FOLDER"),
             ("file:", "needs a folder"),
-            ("file:///x", "without slashes"),
+            ("file:///x", "without '//'"),
             ("redis:store", "redis://HOST"),
             ("redis://", "host is missing"),
             ("redis://x:y", "port"),

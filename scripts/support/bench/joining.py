@@ -1,5 +1,6 @@
 """A recogniser of two graphs served in three ways: joined to one, with the search in the client, and with the search in a
-script of Triton's Python backend. And DTLN joined with its transforms, beside its two graphs with these in the client.
+script of Triton's Python backend. And DTLN joined with its transforms, compared with its two graphs and a client that has the
+transforms.
 
 Encoder: 2 LSTMs of 256; predictor: an LSTM of 256; 500 tokens, the last one blank; 16 frames a chunk, 4 to 8 tokens.
 """

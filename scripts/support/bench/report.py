@@ -207,7 +207,7 @@ TITLES = {
     "throughput": "As many requests as come back (in process)",
     "growing": "A state that grows by 256 bytes a step (in process)",
     "padding": "A decoder whose sequences have different lengths",
-    "repeat": "A decoder that goes on by itself, beside a client that sends back each token",
+    "repeat": "A decoder with repeat, compared with a client that sends back each token",
     "scheduling_ratios": "The backend's own scheduler over core's oldest",
     "conversion": "Converted models (in process)",
     "conversion_ratios": "Converted models over others (in process)",

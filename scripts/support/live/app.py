@@ -9,7 +9,7 @@ message is a request to the model, and gets one answer, in order, as JSON:
 About once a second an answer also has figures of all sequences of the model: {"tabs": 3, "batches": {"2": 17}}, which is
 the number of open sockets, and how often the model has run with each batch size since the last figures.
 
-If the model cannot be asked any more, the answer is an error, and the socket is closed.
+If the model doesn't answer any more, the answer is an error, and the socket is closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAGE = paths.ROOT / "scripts" / "support" / "live" / "page"
 #: 16 s of sound.
 MESSAGE_BYTES_MAX = 1 << 20
 FIGURES_EVERY_S = 1.0
-#: A browser that has gone without a word is noticed after this time.
+#: After this time, the server notices a browser that has gone without closing its socket.
 HEARTBEAT_S = 10
 #: The model has this long to answer.
 ANSWER_TIMEOUT_S = 10
@@ -155,7 +155,7 @@ async def _rate(sequence: AsyncSequence, samples: np.ndarray) -> list[float]:
 
 
 async def _end(sequence: AsyncSequence) -> None:
-    """Ends it on the server. A server that is gone has no sequence any more."""
+    """Ends it on the server. If the server is gone, the sequence is gone with it."""
     with contextlib.suppress(StatefulError):
         await sequence.step(np.zeros((1, 0), np.float32), end=True, timeout=ANSWER_TIMEOUT_S)
 

@@ -1,7 +1,7 @@
 //! Families of graphs that run one after the other, known by their signatures: how `stateful-convert join` makes one model of
 //! them.
 //!
-//! The table is `assets/known-families.json`. It is advice, as that of known models: a signature is no proof.
+//! The table is `assets/known-families.json`. Like that of known models, it is advice, because a signature proves nothing.
 
 use std::collections::BTreeMap;
 
