@@ -18,17 +18,21 @@ use crate::triton;
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
+/// Where models that this backend schedules keep their sequences, unless they say it themselves.
+const STATE_STORE: &str = "state-store";
+
 /// Triton's `--model-load-gpu-limit`. Triton adds one for each GPU, with the GPU's number behind this name.
 const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
 
 /// This backend's own settings.
-const KNOWN: [&str; 6] = [
+const KNOWN: [&str; 7] = [
     "ort-library-path",
     "ort-logging-level",
     "enable-global-threadpool",
     "intra_op_thread_count",
     "inter_op_thread_count",
     "sequence_cleaner_poll_wait_minutes",
+    "state-store",
 ];
 
 /// Finds the server and ONNX Runtime. Called again for another server in the same process.
@@ -67,7 +71,19 @@ fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
             allowed: "a number of minutes, 0 or more, is expected".to_owned(),
         })
     };
-    Ok(ServerDefaults { max_batch_size, poll_wait: cmdline.get(POLL_WAIT).map(poll_wait).transpose()? })
+    let state_store = |value: &String| {
+        state_store::Location::new(value).map_err(|error| LoadError::BackendConfig {
+            name: STATE_STORE.to_owned(),
+            // A password may be behind the scheme.
+            value: format!("{}:...", value.split(':').next().unwrap_or_default()),
+            allowed: error.to_string(),
+        })
+    };
+    Ok(ServerDefaults {
+        max_batch_size,
+        poll_wait: cmdline.get(POLL_WAIT).map(poll_wait).transpose()?,
+        state_store: cmdline.get(STATE_STORE).map(state_store).transpose()?,
+    })
 }
 
 /// What the server's command line says to backends: names and values.

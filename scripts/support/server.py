@@ -184,6 +184,12 @@ class TritonServer:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
 
+    def kill(self) -> None:
+        """Ends the process between two of its instructions."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def is_alive(self) -> bool:
         """Whether the process runs, ready or not."""
         return self._process is not None and self._process.poll() is None

@@ -2,6 +2,7 @@
 
 use gpu_rows::DeviceError;
 use rows::tensor::PaddingSide;
+use state_store::StoreError;
 
 use super::codes::{memory_code, session_code};
 use super::run::RunError;
@@ -77,6 +78,9 @@ pub enum LoadError {
     /// No thread to run batches.
     #[error("no thread could be started to run batches: {0}; raise the limit of threads or processes")]
     Worker(std::io::Error),
+    /// The store of `state_store` cannot be used.
+    #[error("parameter 'state_store' ({location}): {source}")]
+    StateStore { location: String, source: StoreError },
     /// The model's runs cannot be CUDA graphs.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
@@ -141,6 +145,7 @@ impl LoadError {
             | Self::BackendConfig { .. }
             | Self::Open(OpenError::ProviderOptions { .. })
             | Self::NoDefaultCandidates { .. }
+            | Self::StateStore { .. }
             | Self::CudaGraph(_)
             | Self::NoCudaGraph(_)
             | Self::GrowingPadding { .. }

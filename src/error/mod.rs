@@ -14,6 +14,7 @@ mod reason;
 mod request;
 mod run;
 mod state_api;
+mod stored;
 
 pub use admission::AdmissionError;
 pub use input::InputError;
@@ -22,3 +23,4 @@ pub use reason::Reason;
 pub use request::RequestError;
 pub use run::RunError;
 pub use state_api::{SnapshotError, StateApiError};
+pub use stored::StoredError;

@@ -18,12 +18,13 @@ pub enum Reason {
     Cancelled,
     Run,
     Device,
+    StateStore,
     Internal,
 }
 
 impl Reason {
     /// All of them, with the label of each.
-    pub const LABELS: [(Self, &str); 16] = [
+    pub const LABELS: [(Self, &str); 17] = [
         (Self::SequenceNotFound, "sequence_not_found"),
         (Self::SequenceExists, "sequence_exists"),
         (Self::SequenceId, "sequence_id"),
@@ -39,6 +40,7 @@ impl Reason {
         (Self::Cancelled, "cancelled"),
         (Self::Run, "run"),
         (Self::Device, "device"),
+        (Self::StateStore, "state_store"),
         (Self::Internal, "internal"),
     ];
 }

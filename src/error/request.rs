@@ -9,6 +9,7 @@ use super::input::InputError;
 use super::reason::Reason;
 use super::run::RunError;
 use super::state_api::{SnapshotError, StateApiError};
+use super::stored::StoredError;
 use crate::memory::MemoryError;
 use crate::panic::Panic;
 use crate::session::SessionError;
@@ -25,6 +26,8 @@ pub enum RequestError {
     StateApi(#[from] StateApiError),
     #[error(transparent)]
     Run(#[from] RunError),
+    #[error(transparent)]
+    Stored(#[from] StoredError),
     /// A call to Triton failed.
     #[error(transparent)]
     Triton(#[from] triton::Error),
@@ -96,6 +99,7 @@ impl RequestError {
             Self::Input(error) => error.class(),
             Self::StateApi(error) => error.class(),
             Self::Run(error) => error.class(),
+            Self::Stored(error) => error.class(),
             Self::Triton(error) => (Reason::Internal, error.code),
             Self::Panic(_) => (Reason::Internal, Code::Internal),
             Self::Overdue => (Reason::QueueTimeout, Code::Unavailable),

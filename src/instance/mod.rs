@@ -4,6 +4,7 @@
 
 mod state_api;
 mod steps;
+mod stored;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -284,7 +284,7 @@ impl Instance {
     }
 
     /// Charges what a sequence is to hold to the model's limit, unless it shares that with another sequence.
-    fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), StateApiError> {
+    pub(super) fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), StateApiError> {
         let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
         let limit = self.model.config.states.limits.per_sequence;
         if bytes > limit {
@@ -371,7 +371,8 @@ impl Instance {
         responses: &mut [Result<Response, RequestError>],
     ) -> Result<(), RequestError> {
         let binding = &self.model.binding;
-        let keeps_nothing = self.model.state_api.is_none() && !self.model.has_held_inputs();
+        let keeps_nothing =
+            self.model.state_api.is_none() && !self.model.has_held_inputs() && self.model.keeper.is_none();
         if keeps_nothing && binding.counters.is_empty() && !binding.is_cut() {
             return Ok(());
         }

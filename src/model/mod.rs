@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod initial;
+mod keeper;
 mod lease;
 mod live;
 mod metrics;
@@ -37,9 +38,11 @@ use crate::onnx::{ModelSource, unrepeatable};
 use crate::session::{Library, Session};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
+use keeper::keeper;
 use sequences::{Refusal, SequenceId};
 use sessions::Sessions;
 use site::Devices;
+use state_store::Keeper;
 
 /// Core's `max_sequence_idle_microseconds` where the configuration has none.
 const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
@@ -54,16 +57,20 @@ pub struct Model {
     pub sessions: Sessions,
     /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
+    /// Where its sequences are kept beside the server.
+    pub keeper: Option<Arc<Keeper>>,
     sites: Vec<Site>,
     next_instance: AtomicU32,
 }
 
 /// What the server's command line says to all models.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ServerDefaults {
     pub max_batch_size: usize,
     /// `sequence_cleaner_poll_wait_minutes`
     pub poll_wait: Option<PollWait>,
+    /// `state-store`
+    pub state_store: Option<state_store::Location>,
 }
 
 /// Where the files of a model are.
@@ -85,6 +92,7 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         partial.poll_wait = defaults.poll_wait;
+        partial.state_store = defaults.state_store;
         partial.put_cpu_instances_on(devices_for_cpu_instances());
         let version_dir = location.repository.join(location.version.to_string());
         let completes = triton.wants_completion().unwrap_or(false);
@@ -125,7 +133,8 @@ impl Model {
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let binding = Arc::new(binding);
-        let model = Self { config, binding, state_api, sessions, initial_model, sites, next_instance };
+        let keeper = keeper(&config, &binding, location.version)?.map(Arc::new);
+        let model = Self { config, binding, state_api, sessions, initial_model, keeper, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)
     }

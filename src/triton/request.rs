@@ -325,6 +325,15 @@ impl Request {
         drop(self.make_answer(answer));
     }
 
+    /// Makes an error the answer, in place of one that was made and has not been sent.
+    pub fn fail_instead(&mut self, made: &mut Option<Answer>, error: Error) {
+        if let Some(before) = made.take() {
+            before.delete();
+            self.answered = false;
+            *made = self.make_answer(Err(error));
+        }
+    }
+
     /// Makes the answer, which is sent when it is dropped. A second answer would be a bug: it is logged and not sent.
     pub fn make_answer(&mut self, answer: Result<Response, Error>) -> Option<Answer> {
         if std::mem::replace(&mut self.answered, true) {

@@ -143,6 +143,24 @@ impl Answer {
     pub(super) const fn new(response: Response, error: Option<Error>) -> Self {
         Self(Some((response, error)))
     }
+
+    /// Adds a number as a parameter; see [`Response::set_number`].
+    pub fn set_number(&self, name: &CStr, number: u64) -> Result<(), Error> {
+        match &self.0 {
+            Some((response, None)) => response.set_number(name, usize::try_from(number).unwrap_or(usize::MAX)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it is an error.
+    pub fn is_error(&self) -> bool {
+        matches!(self.0, Some((_, Some(_))))
+    }
+
+    /// Deletes it. Nothing is sent.
+    pub(super) fn delete(mut self) {
+        self.0 = None;
+    }
 }
 
 impl Drop for Answer {

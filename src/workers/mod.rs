@@ -17,9 +17,11 @@
 
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod clock;
 mod payloads;
 mod releases;
+mod stored;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,24 +29,22 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sequences::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
+use sequences::scheduler::{Begins, Over, Ready, Refused, Scheduler, Work};
 use sequences::{Finished, Key, SequenceId};
-use smallvec::{SmallVec, smallvec};
 
-use crate::batch::control::ControlReader;
-use crate::batch::decode::Expected;
-use crate::batch::state_api::{conflict, several_rows};
-use crate::batch::{Row, TellsId};
+use crate::batch::Row;
 use crate::config::{OwnScheduling, Strategy};
-use crate::error::{AdmissionError, InputError, LoadError, RequestError};
+use crate::error::{AdmissionError, LoadError, StoredError};
 use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
+use arrivals::{Queued, Read, Reader, Unfit, all_or_none};
 use clock::{Alarm, Clock};
 use payloads::Payloads;
 use releases::{LOOK_EVERY, Releases};
+use stored::{Found, Lookups, Queue, Stored};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
@@ -74,48 +74,14 @@ impl Scheduled {
     }
 }
 
-/// A row of a request, and what it says about its sequence.
-struct Read {
-    row: Row,
-    /// The id of a START.
-    starts: Option<SequenceId>,
-    control: Result<Control, Unfit>,
-}
-
-/// Why a row does not run; `None` if the reason is another row of its request.
-type Unfit = Option<Box<RequestError>>;
-
-/// Makes all rows of a request unfit if one of them cannot be queued.
-fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Box<Queued>>) -> SmallVec<[Read; 1]> {
-    let controls: Vec<_> = rows.iter().filter_map(|read| read.control.as_ref().ok()).collect();
-    let fault = if controls.len() < rows.len() { None } else { Some(scheduler.check(&controls)) };
-    let (at, mut why) = match fault {
-        Some(Ok(())) => return rows,
-        Some(Err((row, why))) => (row, Some(Box::new(why.into()))),
-        None => (rows.len(), None),
-    };
-    for (row, read) in rows.iter_mut().enumerate().filter(|(_, read)| read.control.is_ok()) {
-        read.control = Err(if row == at { why.take() } else { None });
-    }
-    rows
-}
-
-/// A request in the scheduler. It is boxed there, because each sequence keeps room for some requests.
-struct Queued {
-    row: Row,
-    /// When it came.
-    since: Instant,
-}
-
 /// A Triton instance of a model that this backend schedules itself.
 pub struct Workers {
     shared: Arc<Shared>,
     _clock: Clock,
+    _lookups: Option<Lookups>,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
-    expected: Expected,
-    control: ControlReader,
-    tells_id: TellsId,
+    reader: Reader,
     /// [`thread_waits`] of core's thread when it last returned from Execute.
     waits: u64,
 }
@@ -130,6 +96,9 @@ struct Shared {
     /// When the thread that watches the clock has something to do.
     alarm: Arc<Alarm>,
     releases: Releases,
+    /// If sequences outlive the server.
+    stored: Option<Stored>,
+    lookups: Arc<Queue>,
     most_rows: usize,
 }
 
@@ -144,11 +113,12 @@ struct Worker {
 impl Workers {
     /// Starts the workers.
     pub fn new(triton: triton::Instance, model: &Arc<Model>, own: OwnScheduling) -> Result<Self, LoadError> {
-        let dims: &[i64] = if model.config.is_batched() { &[1, 1] } else { &[1] };
-        let scheduler = Mutex::new(Scheduler::new(own.rules, own.workers, Instant::now()));
+        let mut rules = own.rules;
+        if let Some(store) = &model.config.state_store {
+            rules.first_id = stored::first_id(&store.location)?;
+        }
+        let scheduler = Mutex::new(Scheduler::new(rules, own.workers, Instant::now()));
         let site = model.only_site()?;
-        // The model for initial states reads the inputs, too, and it runs on the host.
-        let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         let shared = Arc::new(Shared {
             triton,
             sequences: site.sequences.clone(),
@@ -157,19 +127,23 @@ impl Workers {
             stop: AtomicBool::new(false),
             alarm: Arc::default(),
             releases: Releases::default(),
+            stored: model.keeper.clone().map(Stored::new),
+            lookups: Arc::default(),
             most_rows: model.config.max_rows_per_run,
         });
-        shared.watch_clock_for(&shared.scheduler.lock(), Instant::now());
+        shared.watch_clock_for(&mut shared.scheduler.lock(), Instant::now());
         let watches = shared.clone();
         let clock = Clock::start(&shared.alarm, move || watches.do_what_is_due())?;
+        let finds = shared.clone();
+        let start = |_: &Stored| Lookups::start(&shared.lookups, move |lookups| finds.find(&lookups));
+        let lookups = shared.stored.as_ref().map(start).transpose()?;
         let mut workers = Self {
             shared,
             _clock: clock,
+            _lookups: lookups,
             workers: Vec::new(),
             threads: Vec::new(),
-            expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
-            control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
-            tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
+            reader: Reader::new(model)?,
             waits: 0,
         };
         for number in 0..own.workers {
@@ -191,13 +165,7 @@ impl Workers {
         let queue_was_empty = thread_waits() != self.waits;
         let now = Instant::now();
         let (mut wake, mut refused) = (Vec::new(), Vec::new());
-        let mut read: Vec<_> = requests.into_iter().map(|request| self.read(request)).collect();
-        self.expected.fetch(read.iter_mut().flatten().map(|read| &mut read.row));
-        for Read { row, control, .. } in read.iter_mut().flatten() {
-            if let Some(problem) = row.problem.take() {
-                *control = Err(Some(problem));
-            }
-        }
+        let read = self.reader.read_all(requests);
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
             let rows = if rows.len() == 1 { rows } else { all_or_none(rows, &scheduler) };
@@ -223,10 +191,12 @@ impl Workers {
         let is_alone = scheduler.live() == 1;
         let copies_only = wake.first().copied().filter(|&worker| self.makes_no_step(&scheduler, worker));
         wake.extend(scheduler.with_over());
-        self.shared.watch_clock_for(&scheduler, now);
+        self.shared.watch_clock_for(&mut scheduler, now);
         drop(scheduler);
         self.shared.refuse(refused);
         let runs_here = match self.workers.as_slice() {
+            // Core's thread waits for no store.
+            _ if self.shared.stored.is_some() => None,
             // The worker has nothing else to run, and core has nothing else to hand over.
             [worker] if is_alone && queue_was_empty && !wake.is_empty() => Some((worker, worker.instance.lock())),
             workers => copies_only.and_then(|worker| Some((&workers[worker], workers[worker].instance.try_lock()?))),
@@ -243,64 +213,12 @@ impl Workers {
 
     /// Whether all that a worker has to do is a request that makes no step.
     fn makes_no_step(&self, scheduler: &Scheduler<Box<Queued>>, worker: usize) -> bool {
-        let request = if self.expected.make_steps() { scheduler.only_request(worker) } else { None };
+        let request = if self.reader.make_steps() { scheduler.only_request(worker) } else { None };
         request.is_some_and(|(lane, queued)| {
-            let look = |left: &[Vec<u8>]| self.expected.brings_no_window(&queued.row, left);
+            let look = |left: &[Vec<u8>]| self.reader.brings_no_window(&queued.row, left);
             self.shared.sequences.look_at_left(self.workers[worker].instance_number, lane, look) == Some(true)
         })
     }
-
-    /// The rows of a request: one, unless its special inputs have several.
-    fn read(&self, mut request: Request) -> SmallVec<[Read; 1]> {
-        let mut starts = None;
-        let mut read = |request: &mut Request| {
-            let mut controls = self.control.read(request)?;
-            if let [control] = controls.as_slice() {
-                starts = control.id.as_ref().filter(|_| control.start).cloned();
-            }
-            let asked = self.expected.asked(request)?;
-            if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
-                if asked.resume && control.id.is_none() {
-                    return Err(conflict("'resume' needs the id of the parked sequence").into());
-                }
-                control.end |= asked.delete;
-                control.origin = match &asked.clone_of {
-                    Some(id) => Origin::Clone(id.clone()),
-                    None if asked.resume => Origin::Parked,
-                    None => Origin::Own,
-                };
-            } else if asked.is_some() {
-                return Err(several_rows().into());
-            }
-            if controls.len() > 1 && self.expected.make_steps() {
-                return Err(InputError::SeveralSequences(controls.len()).into());
-            }
-            Ok((controls, asked))
-        };
-        let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
-            Ok(read) => read,
-            Err(error) => {
-                let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
-                return smallvec![Read { row, starts, control }];
-            }
-        };
-        let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
-        let read = |(request, control): (Request, Control)| {
-            let row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
-            let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
-            Read { row, starts, control: Ok(control) }
-        };
-        rows.into_iter().zip(controls).map(read).collect()
-    }
-}
-
-/// Number of inputs that every request must carry.
-fn required_inputs(model: &Model) -> usize {
-    if model.state_api.is_some() {
-        // A call of the State API may carry none.
-        return 0;
-    }
-    model.binding.request_inputs().filter(|(_, of)| !of.optional && !of.is_held).count()
 }
 
 impl Drop for Workers {
@@ -321,8 +239,10 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// Lets the thread that watches the clock look at the scheduler in time. To be called after each change of it.
-    fn watch_clock_for(&self, scheduler: &Scheduler<Box<Queued>>, now: Instant) {
+    /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences that are to be looked
+    /// for. To be called after each change of it.
+    fn watch_clock_for(&self, scheduler: &mut Scheduler<Box<Queued>>, now: Instant) {
+        self.lookups.add(scheduler.take_lookups());
         let show = now + SHOW_EVERY;
         self.alarm.by(scheduler.next_scan().map_or(show, |scan| scan.min(show)));
     }
@@ -380,6 +300,7 @@ impl Shared {
         let mut scheduler = self.scheduler.lock();
         if scheduler.next_scan().is_some_and(|scan| scan <= now) {
             refused = scheduler.scan(now, &mut wake);
+            self.lookups.add(scheduler.take_lookups());
         }
         let (parked, waiting, requests) = (scheduler.parked(), scheduler.waiting(), scheduler.queued());
         scheduler.next_scan().into_iter().for_each(|scan| self.alarm.by(scan));
@@ -404,17 +325,20 @@ impl Shared {
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
             panic::catch_and_log(|| instance.end(&over));
+            self.stored.iter().for_each(|stored| stored.end(&over));
         }
         if lanes.is_empty() {
             return;
         }
-        let Batch { mut finished, left, settled } = panic::catch_and_log(|| run(instance, ready)).unwrap_or_default();
+        let Batch { mut finished, left, settled } =
+            panic::catch_and_log(|| run(instance, ready, self.stored.as_ref())).unwrap_or_default();
         if finished.len() + left.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
             let seen: Vec<u32> = finished.iter().map(|of| of.lane).chain(left.iter().map(|of| of.0)).collect();
             let dropped = lanes.iter().filter(|lane| !seen.contains(lane));
             let dropped: Vec<_> = dropped.map(|&lane| Over { lane, expired: false }).collect();
             panic::catch_and_log(|| instance.end(&dropped));
+            self.stored.iter().for_each(|stored| stored.forget(dropped.iter().map(|over| over.lane)));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
         panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
@@ -422,12 +346,47 @@ impl Shared {
         let mut scheduler = self.scheduler.lock();
         let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
         scheduler.put_back(left.into_iter());
-        self.watch_clock_for(&scheduler, now);
+        self.watch_clock_for(&mut scheduler, now);
         drop(scheduler);
         self.wake(&mut wake);
         let requests = settled.requests.len();
         worker.responder.dispatch(settled, requests, || if goes_on { instance.next_run_ns() } else { 0 });
-        self.refuse_queued(refused);
+        if self.stored.is_some() {
+            // Their sequence is in the store, although its state here is gone.
+            let moved = |(queued, why): (Box<Queued>, Refused)| match why {
+                Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
+                why => (queued.row.request, Some(Box::new(why.into()))),
+            };
+            self.refuse(refused.into_iter().map(moved).collect());
+        } else {
+            self.refuse_queued(refused);
+        }
+    }
+
+    /// Looks for sequences in the store. Their requests run, or are refused.
+    fn find(&self, lookups: &[(u32, SequenceId)]) {
+        let Some(stored) = &self.stored else { return };
+        let mut found = panic::catch_and_log(|| stored.find(lookups)).unwrap_or_default().into_iter();
+        let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        for (lane, _) in lookups {
+            match found.next().unwrap_or_else(Found::failed) {
+                Found::Taken => wake.extend(scheduler.found(*lane)),
+                Found::No(error) => {
+                    let mut error = Some(Box::new(error));
+                    let requests = scheduler.not_found(*lane, now, &mut wake).into_iter();
+                    // The first gets the reason, and the others that the sequence is not here.
+                    let unfit = |(queued, why): (Box<Queued>, Refused)| {
+                        (queued.row.request, Some(error.take().unwrap_or_else(|| Box::new(why.into()))))
+                    };
+                    refused.extend(requests.map(unfit));
+                }
+            }
+        }
+        self.watch_clock_for(&mut scheduler, now);
+        drop(scheduler);
+        self.wake(&mut wake);
+        self.refuse(refused);
     }
 
     /// Sends the answers of a batch, and releases its requests.
@@ -456,7 +415,8 @@ struct Batch {
 }
 
 /// Runs a batch.
-fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> Batch {
+fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
+    let members = stored.map(|stored| stored.members(&ready)).unwrap_or_default();
     let (now, number) = (Instant::now(), instance.number());
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
         let Queued { mut row, since } = *request;
@@ -475,8 +435,10 @@ fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>) -> Batch {
         row.key = Some(Key { instance: number, lane: Some(lane), id });
         row
     };
-    let rows = ready.into_iter().map(row).collect();
-    let (answered, left) = instance.execute_rows(rows);
+    let mut rows: Vec<_> = ready.into_iter().map(row).collect();
+    stored.iter().for_each(|stored| stored.prepare(instance, &mut rows));
+    let (mut answered, left) = instance.execute_rows(rows);
+    stored.iter().for_each(|stored| stored.save(instance, &mut answered, &members));
     let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
     Batch {
         finished: answered.iter().filter_map(|of| of.finished).collect(),

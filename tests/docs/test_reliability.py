@@ -1,4 +1,4 @@
-"""Each test that docs/reliability.md and crates/convert/tests/README.md name exists."""
+"""Each test that docs/reliability.md, docs/cluster.md and crates/convert/tests/README.md name exists."""
 
 import re
 
@@ -7,6 +7,10 @@ import pytest
 from support.paths import ROOT
 
 PAGES = {page: (ROOT / page).read_text() for page in ("docs/reliability.md", "crates/convert/tests/README.md")}
+#: Of the rest of the page, parameters look like tests.
+PAGES["docs/cluster.md"] = re.findall(
+    r"^## What is guaranteed$.*?^## ", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE | re.DOTALL
+)[0]
 NAMED = sorted({name for text in PAGES.values() for name in re.findall(r"`((?:test_)?\w+_\w+_\w+_\w+\w*)`", text)})
 SOURCES = "\n".join(
     file.read_text()

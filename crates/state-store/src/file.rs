@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use redb::backends::FileBackend;
 use redb::{AccessGuard, Builder, Database, DatabaseError, ReadableTable, StorageError, Table, TableDefinition};
 
@@ -32,8 +32,11 @@ const OWNERS: TableDefinition<'_, &[u8], (Option<[u8; Token::BYTES]>, u64)> = Ta
 /// Key → blob.
 const BLOBS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("blobs");
 
-/// The folders that are open in this process: the models of a server may share one.
+/// The folders that are open in this process: the models of a server may share one. A folder stays in the list until its
+/// database is closed.
 static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Shared>>>> = Mutex::new(None);
+/// A folder was closed.
+static CLOSED: Condvar = Condvar::new();
 
 /// A view of a folder, with settings of its own.
 pub struct FileStore {
@@ -42,7 +45,9 @@ pub struct FileStore {
 }
 
 struct Shared {
-    database: Database,
+    folder: PathBuf,
+    /// `None` when it is closed.
+    database: Option<Database>,
     /// Where the next look for expired records begins, and when.
     sweep: Mutex<Sweep>,
 }
@@ -61,18 +66,31 @@ impl FileStore {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
         let mut open = OPEN.lock();
-        let open = open.get_or_insert_default();
-        open.retain(|_, shared| shared.strong_count() > 0);
-        let known = open.get(&folder).and_then(Weak::upgrade);
-        let shared = match known {
-            Some(shared) => shared,
-            None => {
-                let shared = Arc::new(Shared { database: open_database(&folder)?, sweep: Mutex::default() });
-                open.insert(folder, Arc::downgrade(&shared));
-                shared
+        let shared = loop {
+            let known = open.get_or_insert_default().get(&folder).map(Weak::upgrade);
+            match known {
+                Some(Some(shared)) => break shared,
+                // A model that was unloaded is closing it.
+                Some(None) => CLOSED.wait(&mut open),
+                None => {
+                    let database = Some(open_database(&folder)?);
+                    let shared = Arc::new(Shared { folder: folder.clone(), database, sweep: Mutex::default() });
+                    open.get_or_insert_default().insert(folder, Arc::downgrade(&shared));
+                    break shared;
+                }
             }
         };
         Ok(Self { shared, ttl: settings.ttl })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.database = None;
+        let mut open = OPEN.lock();
+        open.get_or_insert_default().remove(&self.folder);
+        drop(open);
+        CLOSED.notify_all();
     }
 }
 
@@ -103,7 +121,8 @@ impl Store for FileStore {
     fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
         let now = now_ms();
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
-        let write = self.shared.database.begin_write().map_err(damaged)?;
+        let database = self.shared.database.as_ref().ok_or_else(|| damaged("it is closed"))?;
+        let write = database.begin_write().map_err(damaged)?;
         let replies = {
             let mut tables = Tables {
                 owners: write.open_table(OWNERS).map_err(damaged)?,
@@ -265,6 +284,22 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_is_closed_and_opened_again_at_the_same_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || FileStore::open(folder.path(), settings(Duration::from_secs(60))).unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let start = Op::Start { token: token(number), blob: b"" };
+                        assert_eq!(open().apply(&[(&[number], start)]).unwrap(), [Reply::Done]);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
     fn expired_records_are_not_found_and_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let short = FileStore::open(folder.path(), settings(Duration::ZERO)).unwrap();
@@ -276,7 +311,7 @@ mod tests {
         for _ in 0..4 {
             short.apply(&[(b"k", Op::Start { token: token(1), blob: b"" })]).unwrap();
         }
-        let read = short.shared.database.begin_read().unwrap();
+        let read = short.shared.database.as_ref().unwrap().begin_read().unwrap();
         let records = read.open_table(OWNERS).unwrap().len().unwrap();
         assert!(records < 10, "{records}");
     }

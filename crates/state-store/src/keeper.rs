@@ -22,6 +22,13 @@ pub struct Hold {
     confirmed: Instant,
 }
 
+impl Hold {
+    /// Whether both are of one id, at different times.
+    pub fn is_of_same_id(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
 /// What became of a sequence that a server asked for.
 #[derive(Debug)]
 pub enum Claimed {
@@ -42,6 +49,9 @@ pub enum Change<'a> {
     Step(&'a Hold, &'a [u8]),
     /// The sequence has ended.
     End(&'a Hold),
+    /// It should have started a sequence with this id and failed, or has also ended it. So an older sequence with the id is
+    /// over, too.
+    Erase(&'a [u8]),
 }
 
 /// What became of a [`Change`].
@@ -64,6 +74,7 @@ impl<'a> Change<'a> {
             Self::Start(_, blob) => Op::Start { token, blob },
             Self::Step(_, blob) => Op::Save { token, blob },
             Self::End(_) => Op::End { token },
+            Self::Erase(_) => Op::Erase,
         }
     }
 }
@@ -115,7 +126,9 @@ impl Keeper {
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
         let confirmed = Instant::now();
         let hold = |change: &Change<'_>| match change {
-            Change::Start(id, _) => Ok(Hold { key: self.key(id), token: Token::random()?, confirmed }),
+            Change::Start(id, _) | Change::Erase(id) => {
+                Ok(Hold { key: self.key(id), token: Token::random()?, confirmed })
+            }
             Change::Step(hold, _) | Change::End(hold) => Ok((*hold).clone()),
         };
         let mut holds: Vec<_> = changes.iter().map(hold).collect::<Result<_, StoreError>>()?;

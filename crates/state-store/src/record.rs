@@ -95,6 +95,8 @@ pub enum Op<'a> {
         /// The owner's.
         token: Token,
     },
+    /// Ends whatever sequence there is, or was: another one has begun with its id, and has ended or failed.
+    Erase,
 }
 
 /// What came of an operation.
@@ -122,6 +124,7 @@ impl Op<'_> {
         let keep = Effect::Keep;
         match (*self, record) {
             (Op::Start { token, blob }, _) => (Effect::Write(token, blob), Reply::Done),
+            (Op::Erase, _) => (Effect::End, Reply::Done),
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
             (_, Some(Record::Ended)) => (keep, Reply::Ended),

@@ -46,6 +46,11 @@ redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
 redis.call('HSET', KEYS[1], 't', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
+const ERASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
+redis.call('HSET', KEYS[1], 't', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
 const END: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
 if t == '' then return 'ended' end
@@ -149,6 +154,7 @@ impl Store for RedisStore {
                 }
                 Op::Resume { token } => commands.push(keys.script(RESUME, &token.to_string(), &ttl, b"")),
                 Op::End { token } => commands.push(keys.script(END, &token.to_string(), &ttl, b"")),
+                Op::Erase => commands.push(keys.script(ERASE, "", &ttl, b"")),
                 Op::Check { .. } => commands.push(keys.token()),
                 Op::Save { token, blob } => {
                     let mut save = cmd("SET");

@@ -208,6 +208,12 @@ class Deployment:
         self._close()
         self.server.stop()
 
+    def kill(self) -> None:
+        """Kills the server. Clients of it get errors."""
+        self.stopped = True
+        self.server.kill()
+        self.admin.close()
+
     def ask_to_stop(self) -> None:
         """As `stop`, without waiting for the process."""
         self._close()

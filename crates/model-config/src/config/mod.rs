@@ -8,6 +8,7 @@
 //! reads its neighbours, and describe it in the reference of parameters. Not for: the ONNX model's signature
 //! ([`crate::binding`]).
 
+mod durability;
 mod error;
 mod generated;
 mod initial;
@@ -25,6 +26,7 @@ mod states;
 mod tensors;
 mod windows;
 
+pub use durability::StateStore;
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial::{InitialSources, InitialValue};

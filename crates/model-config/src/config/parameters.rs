@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 71] = [
+const KNOWN: [&str; 74] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -19,6 +19,7 @@ const KNOWN: [&str; 71] = [
     "buffer_dealloc_threshold",
     "compute_precision",
     "constant_inputs",
+    "durability",
     "detailed_metrics_logging_level",
     "enable_cuda_graph",
     "exit_on_gpu_failure",
@@ -74,6 +75,8 @@ const KNOWN: [&str; 71] = [
     "state_dims",
     "state_pair_patterns",
     "state_pairs",
+    "state_store",
+    "state_store_ttl_ms",
     "stateful",
     "store_states_as_fp16",
     "subsequent_buffer_size",

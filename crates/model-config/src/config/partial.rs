@@ -11,6 +11,8 @@ use rows::tensor::DataType;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use state_store::Location;
+
 use super::error::ConfigError;
 use super::generated::{GeneratedInput, generated_inputs};
 use super::join::Join;
@@ -73,6 +75,8 @@ pub struct PartialConfig {
     is_own: bool,
     /// `sequence_cleaner_poll_wait_minutes` of the server's command line.
     pub poll_wait: Option<PollWait>,
+    /// `state-store` of the server's command line.
+    pub state_store: Option<Location>,
     /// The tensors for ids and controls, which are not among the inputs and outputs.
     pub(super) takes_ids: TakesIds,
     /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
@@ -137,6 +141,7 @@ impl PartialConfig {
         Ok(Self {
             is_own,
             poll_wait: None,
+            state_store: None,
             takes_ids: TakesIds::default(),
             state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
             held_inputs: parameters.names("held_inputs"),

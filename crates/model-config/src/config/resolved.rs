@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::durability::StateStore;
 use super::error::{ConfigError, bad, field};
 use super::generated::GeneratedInput;
 use super::model::SessionOptions;
@@ -63,6 +64,8 @@ pub struct Config {
     pub resident_batches: usize,
     /// Who schedules the sequences.
     pub strategy: Strategy,
+    /// Where sequences are kept beside the server; `None` if they end with it.
+    pub state_store: Option<StateStore>,
     /// Sizes that batches are filled up to.
     pub padding: Padding,
     /// Whether an END that is no START runs. If not, it is answered with outputs that have no elements.
@@ -127,8 +130,9 @@ impl Config {
         let PartialConfig { parameters, max_batch_size, .. } = partial;
         check_stateful(&parameters)?;
         let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size, &partial.states)?;
-        let (batching, scheduling) = match partial.sequence_batching {
+        let (batching, scheduling, state_store) = match partial.sequence_batching {
             Some(batching) => {
+                StateStore::check_core_schedules(&parameters)?;
                 if let Some(name) = OwnScheduling::first_parameter(&parameters) {
                     let value = parameters.text(name).unwrap_or_default();
                     let allowed = "it has an effect only where this backend schedules the sequences: leave it out, or \
@@ -139,7 +143,7 @@ impl Config {
                     return Err(bad("scheduling", "own", "core schedules a model that has 'sequence_batching'"));
                 }
                 let scheduling = Scheduling::new(&batching, max_batch_size)?;
-                (batching, scheduling)
+                (batching, scheduling, None)
             }
             None if is_own => {
                 let instances: usize = partial.instances.values().sum();
@@ -154,7 +158,10 @@ impl Config {
                         ),
                     ));
                 }
-                (raw::SequenceBatching::default(), OwnScheduling::new(&parameters, partial.poll_wait)?.into())
+                let state_store = StateStore::new(&parameters, partial.state_store.as_ref(), partial.is_decoupled)?;
+                let mut own = OwnScheduling::new(&parameters, partial.poll_wait)?;
+                own.rules.looks_up = state_store.is_some();
+                (raw::SequenceBatching::default(), own.into(), state_store)
             }
             None => {
                 return Err(field(
@@ -201,6 +208,7 @@ impl Config {
             constants: partial.constants,
             generated: partial.generated,
             strategy: scheduling.strategy,
+            state_store,
             placements,
             core_idle_limit,
             idle_limit: idle_limit + idle_margin(&parameters, quiet)?,
@@ -304,6 +312,9 @@ impl fmt::Display for Config {
                 "max_batch_size {}, strategy {strategy}, queue delay and margin {:?}, idle limit {:?}",
                 self.max_batch_size, self.quiet, self.idle_limit
             )?,
+        }
+        if let Some(store) = &self.state_store {
+            writeln!(f, "{store}")?;
         }
         writeln!(f, "session: {}", self.session)?;
         writeln!(

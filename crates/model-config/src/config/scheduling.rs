@@ -246,6 +246,8 @@ impl OwnScheduling {
                 id_reuse: parameters.choice("id_reuse", &reuse)?.unwrap_or(IdReuse::Last),
                 idle,
                 parking: parking(parameters, idle)?,
+                looks_up: false,
+                first_id: 1,
             },
             workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),
         })

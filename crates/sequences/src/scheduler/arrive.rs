@@ -39,6 +39,10 @@ impl<R> Scheduler<R> {
                 Err(refused) => return Err((request, refused)),
             },
             // The caller has refused a request with neither START nor id, so there is an id.
+            (false, None) if self.rules.looks_up => match self.look_up(control.id, wait, now) {
+                Ok(lane) => lane,
+                Err(refused) => return Err((request, refused)),
+            },
             (false, None) => {
                 let id = control.id.unwrap_or(SequenceId::Number(0));
                 let is_parked = self.parked.contains_key(&id);
@@ -59,7 +63,7 @@ impl<R> Scheduler<R> {
                 self.workers[worker].run(lane);
                 Ok(Some(worker))
             }
-            Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
+            Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning | Phase::LookedUp => Ok(None),
         }
     }
 
@@ -97,7 +101,7 @@ impl<R> Scheduler<R> {
             lives: bool,
             queued: usize,
         }
-        let Rules { max_sequences, max_waiting, on_duplicate_start, idle, .. } = self.rules;
+        let Rules { max_sequences, max_waiting, on_duplicate_start, idle, looks_up, .. } = self.rules;
         let mut changed: Vec<Changed> = Vec::new();
         let (mut ids, mut starts, mut replaced) = (self.ids.clone(), 0, 0);
         for (row, Control { id, start, end, .. }) in controls.iter().enumerate() {
@@ -107,7 +111,9 @@ impl<R> Scheduler<R> {
             let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
             let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
             let Some(known) = id.clone().or(made) else { continue };
+            let mut needs_place = *start;
             match (start, is_live(&known)) {
+                (false, false) if looks_up => needs_place = true,
                 (false, false) => return Err((row, Refused::Missing(known))),
                 (true, true) if on_duplicate_start == OnDuplicateStart::Reject => {
                     return Err((row, Refused::Exists { id: known, idle }));
@@ -120,9 +126,9 @@ impl<R> Scheduler<R> {
                 }
                 _ => {}
             }
-            starts += usize::from(*start);
+            starts += usize::from(needs_place);
             let taken = self.placed + self.waiting.len() + starts;
-            if *start && taken > max_sequences + max_waiting + replaced {
+            if needs_place && taken > max_sequences + max_waiting + replaced {
                 return Err((row, self.no_place(id.clone())));
             }
             let queued = match by_request(&known) {
@@ -137,7 +143,7 @@ impl<R> Scheduler<R> {
     }
 
     /// Why a START is refused when every place is taken and no further START may wait.
-    const fn no_place(&self, id: Option<SequenceId>) -> Refused {
+    pub(super) const fn no_place(&self, id: Option<SequenceId>) -> Refused {
         match self.rules {
             Rules { max_waiting: 0, max_sequences: max, idle, .. } => Refused::TooMany { id, max, idle },
             Rules { max_waiting: max, idle, .. } => Refused::QueueFull { id, max, idle },
@@ -176,9 +182,8 @@ impl<R> Scheduler<R> {
             Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
         };
         let replaces_idle = known.is_some_and(|lane| self.is_idle(lane));
-        let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
-        // A place that has become free is for one that waits.
-        let has_place = replaces_idle || self.waiting.is_empty() && self.placed < max_sequences;
+        let Rules { max_sequences, max_waiting, idle, .. } = self.rules;
+        let has_place = replaces_idle || self.has_place();
         // A clone cannot wait: the other sequence would go on meanwhile.
         if !has_place && source.is_some() {
             return Err(Refused::TooMany { id, max: max_sequences, idle });
@@ -193,40 +198,60 @@ impl<R> Scheduler<R> {
         let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
         let id = id.unwrap_or_else(|| self.ids.next(is_taken));
         self.end_parked(&id);
+        let until = self.until(wait, now);
+        let lane = self.insert(id, until, false);
+        let Some(source) = source else {
+            self.place_or_wait(lane, has_place, until, now);
+            return Ok((lane, Begins::Plain));
+        };
+        self.begin_with_state_of(source, lane, now);
+        Ok((lane, Begins::Clone(source)))
+    }
+
+    /// Whether a sequence gets a place at once. A place that has become free is for one that waits.
+    pub(super) fn has_place(&self) -> bool {
+        self.waiting.is_empty() && self.placed < self.rules.max_sequences
+    }
+
+    /// Until when a request waits for a place.
+    pub(super) fn until(&self, wait: Option<Duration>, now: Instant) -> Instant {
+        let longest_wait = self.rules.longest_wait;
+        now + wait.unwrap_or(longest_wait).min(longest_wait)
+    }
+
+    /// Adds a sequence without requests. Returns its lane.
+    pub(super) fn insert(&mut self, id: SequenceId, until: Instant, is_elsewhere: bool) -> u32 {
         while self.sequences.contains_key(&self.next_lane) {
             self.next_lane = self.next_lane.wrapping_add(1);
         }
         let lane = self.next_lane;
         self.next_lane = self.next_lane.wrapping_add(1);
         self.by_id.insert(id.clone(), lane);
-        let until = now + wait.unwrap_or(longest_wait).min(longest_wait);
-        let phase = Phase::Waiting(until);
-        let (worker, requests, queued) = (0, VecDeque::new(), 0);
         self.sequences.insert(
             lane,
             Sequence {
                 id,
-                worker,
-                phase,
-                requests,
-                queued,
+                worker: 0,
+                phase: Phase::Waiting(until),
+                requests: VecDeque::new(),
+                queued: 0,
                 closed: false,
                 overdue: false,
                 failed: false,
                 has_state: false,
+                is_elsewhere,
             },
         );
-        let Some(source) = source else {
-            if has_place {
-                self.place(lane, now);
-            } else {
-                self.waiting.push_back(lane);
-                self.waiting_until.insert((until, lane));
-            }
-            return Ok((lane, Begins::Plain));
-        };
-        self.begin_with_state_of(source, lane, now);
-        Ok((lane, Begins::Clone(source)))
+        lane
+    }
+
+    pub(super) fn place_or_wait(&mut self, lane: u32, has_place: bool, until: Instant, now: Instant) {
+        if has_place {
+            self.place(lane, now);
+        } else {
+            self.waiting.push_back(lane);
+            self.waiting_until.insert((until, lane));
+        }
     }
 
     /// Gives a clone a place, with the worker of its source. If the source has requests, the clone waits behind them.
@@ -284,6 +309,11 @@ impl<R> Scheduler<R> {
         self.placed += 1;
         self.last_success.insert(lane, now);
         self.workers[worker].sequences += 1;
+        if sequence.is_elsewhere {
+            sequence.phase = Phase::LookedUp;
+            self.lookups.push(lane);
+            return None;
+        }
         if sequence.requests.is_empty() {
             return None;
         }

@@ -11,6 +11,9 @@
 //! with it. An END, or a START that replaces it, makes it *closed*: it takes no further request, and its id is free at
 //! once. It keeps its place until its last request has run.
 //!
+//! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place like a START. Then the caller looks for
+//! the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for what comes of that.
+//!
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
 //! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
@@ -23,6 +26,7 @@
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 
 mod arrive;
+mod lookup;
 mod request;
 mod rules;
 
@@ -49,6 +53,8 @@ enum Phase {
     Running,
     /// It begins with the state of another sequence, which has requests to run before.
     Cloning,
+    /// It has a place, and is being looked for in the store.
+    LookedUp,
 }
 
 /// What stands in the queue of a sequence.
@@ -85,8 +91,10 @@ struct Sequence<R> {
     overdue: bool,
     /// Its last run failed.
     failed: bool,
-    /// A request of it has succeeded, or it was resumed.
+    /// A request of it has succeeded, or it was resumed or found.
     has_state: bool,
+    /// It has to be looked for in the store.
+    is_elsewhere: bool,
 }
 
 struct Worker {
@@ -143,6 +151,8 @@ pub struct Scheduler<R> {
     /// The sequences that are parked, by id, each with its lane and until when; the first to end is first. A parked
     /// sequence has no place. Its worker still has its state.
     parked: LinkedHashMap<SequenceId, (u32, Instant)>,
+    /// Lanes of sequences that nobody has begun to look for.
+    lookups: Vec<u32>,
     last_scan: Instant,
 }
 
@@ -152,7 +162,7 @@ impl<R> Scheduler<R> {
         let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
         Self {
             rules,
-            ids: Ids::new(rules.id_reuse),
+            ids: Ids::new(rules.id_reuse, rules.first_id),
             by_id: HashMap::new(),
             sequences: HashMap::new(),
             next_lane: 0,
@@ -163,6 +173,7 @@ impl<R> Scheduler<R> {
             placed: 0,
             last_success: LinkedHashMap::new(),
             parked: LinkedHashMap::new(),
+            lookups: Vec::new(),
             last_scan: now,
         }
     }

@@ -25,6 +25,10 @@ pub struct Rules {
     pub idle: IdleRule,
     /// What becomes of a sequence that was idle for too long; `None`: it is over.
     pub parking: Option<Parking>,
+    /// A sequence that is not here may be in a store: its request waits until it has been looked for there.
+    pub looks_up: bool,
+    /// The number at which the ids begin that START gets if it has none.
+    pub first_id: u64,
 }
 
 /// How long a sequence that was idle for too long keeps its state (`park_ms`).
@@ -72,8 +76,8 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    pub const fn new(reuse: IdReuse) -> Self {
-        Self { reuse, next: 1 }
+    pub const fn new(reuse: IdReuse, first: u64) -> Self {
+        Self { reuse, next: first }
     }
 
     /// The next number that isn't the id of a live sequence; never 0.
@@ -104,13 +108,13 @@ mod tests {
 
     #[test]
     fn ids_are_not_given_twice() {
-        let mut ids = Ids::new(IdReuse::Last);
+        let mut ids = Ids::new(IdReuse::Last, 1);
         assert_eq!([(); 3].map(|()| number(ids.next(|_| false))), [1, 2, 3]);
     }
 
     #[test]
     fn the_id_of_a_sequence_that_is_over_is_given_at_once_if_asked_for() {
-        let mut ids = Ids::new(IdReuse::AtOnce);
+        let mut ids = Ids::new(IdReuse::AtOnce, 1);
         assert_eq!(number(ids.next(|_| false)), 1);
         assert_eq!(number(ids.next(|id| *id == SequenceId::Number(1))), 2);
         assert_eq!(number(ids.next(|_| false)), 2);

@@ -42,6 +42,7 @@ enum Step {
     Save(u8, Vec<u8>),
     Restore(u8, Vec<u8>),
     End(u8),
+    Erase,
 }
 
 impl Step {
@@ -54,6 +55,7 @@ impl Step {
             Self::Save(of, blob) => Op::Save { token: token(of), blob },
             Self::Restore(of, blob) => Op::Restore { token: token(of), blob },
             Self::End(of) => Op::End { token: token(of) },
+            Self::Erase => Op::Erase,
         }
     }
 }
@@ -66,6 +68,10 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
     match (operation, &*record) {
         (Op::Start { token, blob }, _) | (Op::Restore { token, blob }, None) => {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
+            Reply::Done
+        }
+        (Op::Erase, _) => {
+            *record = Some(Record::Ended);
             Reply::Done
         }
         (_, None) => Reply::Absent,
@@ -103,6 +109,7 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Save(token, blob)),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Restore(token, blob)),
         (0..3u8).prop_map(Step::End),
+        Just(Step::Erase),
     ];
     prop::collection::vec((0..2u8, step), 1..40)
 }
@@ -288,6 +295,19 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     valkey.command_as("hush-hush", &["ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read"]);
     let reader = with("secret", "&user=reader").unwrap_err();
     assert!(matches!(reader, StoreError::Denied(_)), "{reader}");
+    // One that may do what docs/cluster.md lists.
+    let rights = "-@all +get +set +hget +hset +exists +rename +unlink +pexpire +eval +auth +select ~o{m:* ~b{m:*";
+    let rights: Vec<_> =
+        ["ACL", "SETUSER", "writer", "on", ">secret", "resetkeys"].into_iter().chain(rights.split(' ')).collect();
+    valkey.command_as("hush-hush", &rights);
+    std::fs::write(file.path(), "secret").unwrap();
+    let options = format!("?db=1&user=writer&password_file={}", file.path().display());
+    let keeper = Keeper::new(open(&valkey.location(&options)), "m", SETTINGS);
+    let hold = start(&keeper, b"n7", b"one");
+    assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
+    let (hold, _) = taken(&keeper, b"n7");
+    let changes = [Change::End(&hold), Change::Erase(b"n8")];
+    assert!(keeper.save(&changes).unwrap().iter().all(|saved| matches!(saved, Saved::Done(_))));
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! Whether sequences outlive their server: `state_store`, `durability` and `state_store_ttl_ms`.
+
+use std::fmt;
+use std::time::Duration;
+
+use state_store::Location;
+
+use super::error::{ConfigError, bad};
+use super::parameters::Parameters;
+use super::scheduling::YEAR;
+
+/// The parameters, in the order in which an error names them.
+const PARAMETERS: [&str; 3] = ["state_store", "durability", "state_store_ttl_ms"];
+const TTL_MS: u64 = 3_600_000;
+
+/// Where the states of a model's sequences are kept beside the server, saved before each answer (`durability: step`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateStore {
+    /// `state_store`.
+    pub location: Location,
+    /// A sequence that was not saved for this long is forgotten.
+    pub ttl: Duration,
+}
+
+impl fmt::Display for StateStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { location, ttl } = self;
+        write!(f, "each step is saved in {location} before its answer, and stays there for {ttl:?}")
+    }
+}
+
+impl StateStore {
+    /// `None` if sequences end with their server. `by_server`: what the server's command line says.
+    pub(super) fn new(
+        parameters: &Parameters,
+        by_server: Option<&Location>,
+        is_decoupled: bool,
+    ) -> Result<Option<Self>, ConfigError> {
+        let read = |text| Location::new(text).map_err(|error| bad("state_store", hidden(text), error.to_string()));
+        let location = parameters.text("state_store").map(read).transpose()?;
+        let level = parameters.choice("durability", &[("none", false), ("step", true)])?;
+        let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        if is_decoupled && location.is_some() && level != Some(false) {
+            let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
+                       before its last step is saved: leave one of the two out";
+            return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
+        }
+        let by_server = by_server.filter(|_| !is_decoupled);
+        let location = match (location.or_else(|| by_server.cloned()), level) {
+            (_, Some(false)) => return Ok(None),
+            (None, Some(true)) => {
+                let why = "there is no store to save in: write parameter 'state_store', or --backend-config=stateful,\
+                           state-store=...";
+                return Err(bad("durability", "step", why));
+            }
+            (None, None) => return Ok(None),
+            (Some(location), _) => location,
+        };
+        let contradictions = [
+            ("park_ms", "with 'state_store', a sequence that was idle for too long stays in the store without it"),
+            ("max_parked_sequences", "with 'state_store', a sequence that was idle for too long stays in the store"),
+            (
+                "id_reuse",
+                "with 'state_store', ids are not used again, because the store may still have the old sequence",
+            ),
+        ];
+        for (name, why) in contradictions {
+            if let Some(value) = parameters.text(name) {
+                return Err(bad(name, value, format!("{why}: leave it out")));
+            }
+        }
+        let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
+        Ok(Some(Self { location, ttl }))
+    }
+
+    /// Refuses the parameters for a model that core schedules.
+    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<(), ConfigError> {
+        let is_none = |name: &str, text: &str| name == "durability" && text == "none";
+        let given = PARAMETERS.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
+        let Some((name, value)) = given.into_iter().find(|(name, text)| !is_none(name, text)) else { return Ok(()) };
+        let why = "with 'sequence_batching', Triton's core refuses the requests of a sequence that it has not started itself, \
+                   so no server could go on with a sequence of another: leave 'sequence_batching' and 'scheduling' out, or \
+                   this parameter";
+        Err(bad(name, if name == "state_store" { hidden(value) } else { value.to_owned() }, why))
+    }
+}
+
+/// A location for an error: nothing after its scheme, because a password may be there.
+fn hidden(text: &str) -> String {
+    text.split_once(':').map_or_else(|| text.to_owned(), |(scheme, _)| format!("{scheme}:..."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::raw::Parameter;
+    use super::*;
+
+    fn parameters(given: &[(&str, &str)]) -> Parameters {
+        let parameter = |value: &str| Parameter { string_value: value.to_owned() };
+        let written: BTreeMap<_, _> =
+            given.iter().map(|(name, value)| ((*name).to_owned(), parameter(value))).collect();
+        Parameters::new(written).unwrap()
+    }
+
+    fn read(given: &[(&str, &str)], by_server: Option<&str>) -> Result<Option<String>, String> {
+        let by_server = by_server.map(|text| Location::new(text).unwrap());
+        let store = StateStore::new(&parameters(given), by_server.as_ref(), false);
+        store.map(|store| store.map(|store| store.to_string())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_store_comes_from_the_model_or_the_server_and_none_turns_it_off() {
+        let of = |text: Option<String>| text.map(|text| text.split(' ').nth(5).unwrap_or_default().to_owned());
+        assert_eq!(of(read(&[("state_store", "file:/a")], Some("file:/b")).unwrap()), Some("file:/a".to_owned()));
+        assert_eq!(of(read(&[], Some("file:/b")).unwrap()), Some("file:/b".to_owned()));
+        assert_eq!(read(&[("durability", "none")], Some("file:/b")), Ok(None));
+        assert_eq!(read(&[], None), Ok(None));
+        let text = read(&[("state_store", "file:/a"), ("state_store_ttl_ms", "5000")], None).unwrap().unwrap();
+        assert!(text.contains("5s"), "{text}");
+    }
+
+    #[test]
+    fn contradictions_are_refused_by_name() {
+        let cases = [
+            (vec![("durability", "step")], "no store"),
+            (vec![("durability", "always")], "'none', 'step'"),
+            (vec![("state_store", "http://x")], "'state_store' is 'http:...'"),
+            (vec![("state_store", "redis://a:hush@x")], "password_file"),
+            (vec![("state_store", "file:/a"), ("park_ms", "5")], "'park_ms'"),
+            (vec![("state_store", "file:/a"), ("id_reuse", "ovms")], "'id_reuse'"),
+            (vec![("state_store", "file:/a"), ("state_store_ttl_ms", "0")], "1 or more"),
+        ];
+        for (given, wanted) in cases {
+            let error = read(&given, None).unwrap_err();
+            assert!(error.contains(wanted) && !error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_answer_for_each_step_is_not_for_a_store() {
+        let location = Location::new("file:/b").unwrap();
+        let new = |given: &[(&str, &str)]| StateStore::new(&parameters(given), Some(&location), true);
+        assert!(new(&[("state_store", "file:/a")]).unwrap_err().to_string().contains("decoupled"));
+        assert_eq!(new(&[]).unwrap(), None);
+        assert_eq!(new(&[("state_store", "file:/a"), ("durability", "none")]).unwrap(), None);
+    }
+
+    #[test]
+    fn core_cannot_schedule_a_model_with_a_store() {
+        let check = |given: &[(&str, &str)]| StateStore::check_core_schedules(&parameters(given));
+        let error = check(&[("state_store", "redis://a:hush@x")]).unwrap_err().to_string();
+        assert!(error.contains("core refuses") && !error.contains("hush"), "{error}");
+        assert!(check(&[("durability", "step")]).is_err());
+        assert!(check(&[("durability", "none")]).is_ok() && check(&[]).is_ok());
+    }
+}

@@ -1,0 +1,39 @@
+//! Errors of sequences that are kept in a store beside the server.
+
+use sequences::SequenceId;
+use state_store::StoreError;
+
+use super::reason::Reason;
+use super::state_api::SnapshotError;
+use crate::triton::Code;
+
+/// Why a request fails because of the store. The store has the state of the sequence after its last answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoredError {
+    /// Another server has taken the sequence, or the state here has been lost.
+    #[error(
+        "SEQUENCE_MOVED: another server has gone on with sequence {0}, or its state here was lost; this request has changed \
+         nothing: send it again, to any server"
+    )]
+    Moved(SequenceId),
+    /// The store did not do what was asked.
+    #[error(
+        "STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered: send it again \
+         later"
+    )]
+    Failed { id: SequenceId, source: StoreError },
+    /// What the store has is no state of this model.
+    #[error("STATE_STORE_DAMAGED: the state of sequence {id} in the store cannot be used: {source}; start it again")]
+    Damaged { id: SequenceId, source: SnapshotError },
+}
+
+impl StoredError {
+    pub(super) const fn class(&self) -> (Reason, Code) {
+        match self {
+            Self::Moved(_) => (Reason::StateStore, Code::Unavailable),
+            Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
+            Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),
+            Self::Damaged { .. } => (Reason::StateStore, Code::Internal),
+        }
+    }
+}

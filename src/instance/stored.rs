@@ -1,0 +1,45 @@
+//! What an instance does for sequences that are kept in a store: takes them in, and gives their bytes.
+
+use sequences::{Admission, Key};
+
+use super::Instance;
+use crate::error::{RequestError, StoredError};
+use crate::model::Lease;
+use crate::snapshot::Snapshot;
+
+/// A sequence as a store keeps it.
+pub struct Saveable {
+    pub bytes: Vec<u8>,
+    /// How many steps it has made.
+    pub steps: u64,
+}
+
+impl Instance {
+    /// Begins a sequence with a state that a store had. Its lane has no other.
+    pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<(), RequestError> {
+        let decoded = Snapshot::decode(bytes, &self.model.binding);
+        let Snapshot { state, mut extras } =
+            decoded.map_err(|source| StoredError::Damaged { id: key.id.clone(), source })?;
+        self.charge_held(&mut extras.held)?;
+        let admission = Admission { key: key.clone(), start: true, end: false };
+        let leases = self.sequences.admit(self.number, &[admission], |slot| self.store.drop(slot));
+        for lease in leases {
+            let mut lease = lease.map_err(|refusal| self.model.refusal(self.kind, refusal, key.id.clone()))?;
+            self.store.write(lease.slot(), &state)?;
+            let extras = std::mem::take(&mut extras);
+            let before = self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
+            drop(before);
+            lease.advance();
+        }
+        Ok(())
+    }
+
+    /// The sequence of a lease as bytes; `None` if it is over.
+    pub fn saveable(&mut self, lease: &Lease) -> Result<Option<Saveable>, RequestError> {
+        let Some(state) = self.store.read(lease.slot())? else { return Ok(None) };
+        let Some(extras) = self.sequences.extras(lease.slot()) else { return Ok(None) };
+        let steps = extras.steps;
+        let bytes = Snapshot { state, extras }.encode(&self.model.binding)?;
+        Ok(Some(Saveable { bytes, steps }))
+    }
+}

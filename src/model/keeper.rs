@@ -1,0 +1,54 @@
+//! Opens the store of a model's sequences.
+
+use std::time::Duration;
+
+use state_store::{Keeper, Settings, StoreError};
+
+use crate::binding::Binding;
+use crate::config::Config;
+use crate::error::LoadError;
+
+/// How long a store on the network may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The store; `None` if sequences end with their server. A store that can't be reached now may be there later.
+pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Keeper>, LoadError> {
+    let Some(of) = &config.state_store else { return Ok(None) };
+    let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
+    let settings = Settings { ttl: of.ttl, timeout: TIMEOUT };
+    let store = state_store::open(&of.location, settings).map_err(unusable)?;
+    // A server with another version of the model, or with other states, has other records.
+    let space = format!("stateful:{}:{version}:{:08x}", config.model, states_hash(binding));
+    let keeper = Keeper::new(store, &space, settings);
+    match keeper.claim(&[b"load"]) {
+        Ok(_) => {}
+        Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) => log::warn!(
+            "{}: parameter 'state_store' ({}): {why}; until it answers, requests are refused",
+            config.model,
+            of.location
+        ),
+        Err(source) => return Err(unusable(source)),
+    }
+    Ok(Some(keeper))
+}
+
+/// A number for what a sequence of the model keeps: names, data types and dims.
+fn states_hash(binding: &Binding) -> u32 {
+    let mut text = String::new();
+    for state in &binding.states {
+        text += &format!("{} {:?} {:?};", binding.inputs[state.input].name, state.data_type, state.dims);
+    }
+    for (input, _, of) in binding.contexts() {
+        text += &format!("{} {:?};", binding.context_name(input, of), binding.context_dims(input, of));
+    }
+    for &counter in &binding.counters {
+        text += &format!("{};", binding.counter_name(counter));
+    }
+    for (input, _) in binding.request_inputs().filter(|(_, of)| of.is_held) {
+        text += &format!("{} {:?};", input.name, input.data_type);
+    }
+    for (input, _, window) in binding.windows() {
+        text += &format!("{} {:?};", binding.window_name(input, window), input.data_type);
+    }
+    crc32fast::hash(text.as_bytes())
+}

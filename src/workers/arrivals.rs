@@ -1,0 +1,144 @@
+//! Requests as they arrive: their rows, and what these say about their sequences.
+
+use std::time::Instant;
+
+use sequences::SequenceId;
+use sequences::scheduler::{Control, Origin, Scheduler};
+use smallvec::{SmallVec, smallvec};
+
+use crate::batch::control::ControlReader;
+use crate::batch::decode::Expected;
+use crate::batch::state_api::{conflict, several_rows};
+use crate::batch::{Row, TellsId};
+use crate::error::{InputError, LoadError, RequestError};
+use crate::model::Model;
+use crate::panic;
+use crate::triton::Request;
+
+/// A request in the scheduler. It is boxed there, because each sequence keeps room for some requests.
+pub(super) struct Queued {
+    pub row: Row,
+    /// When it came.
+    pub since: Instant,
+}
+
+/// A row of a request, and what it says about its sequence.
+pub(super) struct Read {
+    pub row: Row,
+    /// The id of a START.
+    pub starts: Option<SequenceId>,
+    pub control: Result<Control, Unfit>,
+}
+
+/// Why a row does not run; `None` if the reason is another row of its request.
+pub(super) type Unfit = Option<Box<RequestError>>;
+
+/// Makes all rows of a request unfit if one of them cannot be queued.
+pub(super) fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Box<Queued>>) -> SmallVec<[Read; 1]> {
+    let controls: Vec<_> = rows.iter().filter_map(|read| read.control.as_ref().ok()).collect();
+    let fault = if controls.len() < rows.len() { None } else { Some(scheduler.check(&controls)) };
+    let (at, mut why) = match fault {
+        Some(Ok(())) => return rows,
+        Some(Err((row, why))) => (row, Some(Box::new(why.into()))),
+        None => (rows.len(), None),
+    };
+    for (row, read) in rows.iter_mut().enumerate().filter(|(_, read)| read.control.is_ok()) {
+        read.control = Err(if row == at { why.take() } else { None });
+    }
+    rows
+}
+
+/// Reads the requests of a model.
+pub(super) struct Reader {
+    expected: Expected,
+    control: ControlReader,
+    tells_id: TellsId,
+}
+
+impl Reader {
+    pub fn new(model: &Model) -> Result<Self, LoadError> {
+        let dims: &[i64] = if model.config.is_batched() { &[1, 1] } else { &[1] };
+        // The model for initial states reads the inputs, too, and it runs on the host.
+        let device = model.only_site()?.device.as_ref().map(|device| device.number());
+        let gpu = device.filter(|_| model.initial_model.is_none());
+        Ok(Self {
+            expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
+            control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
+            tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
+        })
+    }
+
+    /// Whether a request of the model may make several steps.
+    pub fn make_steps(&self) -> bool {
+        self.expected.make_steps()
+    }
+
+    /// See [`Expected::brings_no_window`].
+    pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
+        self.expected.brings_no_window(row, left)
+    }
+
+    /// The rows of each request. A row that cannot be read has its problem as its control.
+    pub fn read_all(&self, requests: Vec<Request>) -> Vec<SmallVec<[Read; 1]>> {
+        let mut read: Vec<_> = requests.into_iter().map(|request| self.read(request)).collect();
+        self.expected.fetch(read.iter_mut().flatten().map(|read| &mut read.row));
+        for Read { row, control, .. } in read.iter_mut().flatten() {
+            if let Some(problem) = row.problem.take() {
+                *control = Err(Some(problem));
+            }
+        }
+        read
+    }
+
+    /// The rows of a request: one, unless its special inputs have several.
+    fn read(&self, mut request: Request) -> SmallVec<[Read; 1]> {
+        let mut starts = None;
+        let mut read = |request: &mut Request| {
+            let mut controls = self.control.read(request)?;
+            if let [control] = controls.as_slice() {
+                starts = control.id.as_ref().filter(|_| control.start).cloned();
+            }
+            let asked = self.expected.asked(request)?;
+            if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
+                if asked.resume && control.id.is_none() {
+                    return Err(conflict("'resume' needs the id of the parked sequence").into());
+                }
+                control.end |= asked.delete;
+                control.origin = match &asked.clone_of {
+                    Some(id) => Origin::Clone(id.clone()),
+                    None if asked.resume => Origin::Parked,
+                    None => Origin::Own,
+                };
+            } else if asked.is_some() {
+                return Err(several_rows().into());
+            }
+            if controls.len() > 1 && self.expected.make_steps() {
+                return Err(InputError::SeveralSequences(controls.len()).into());
+            }
+            Ok((controls, asked))
+        };
+        let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
+            Ok(read) => read,
+            Err(error) => {
+                let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
+                return smallvec![Read { row, starts, control }];
+            }
+        };
+        let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
+        let read = |(request, control): (Request, Control)| {
+            let row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
+            let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
+            Read { row, starts, control: Ok(control) }
+        };
+        rows.into_iter().zip(controls).map(read).collect()
+    }
+}
+
+/// Number of inputs that every request must carry.
+fn required_inputs(model: &Model) -> usize {
+    if model.state_api.is_some() {
+        // A call of the State API may carry none.
+        return 0;
+    }
+    model.binding.request_inputs().filter(|(_, of)| !of.optional && !of.is_held).count()
+}

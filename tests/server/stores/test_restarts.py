@@ -1,0 +1,176 @@
+"""A server is killed in the middle of its sequences, and another one goes on with them."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from harness import models
+from harness.models import booked, generated, ledger
+from harness.models.generated import Made, counted
+from harness.models.inputs import framed
+from harness.models.windows import cut
+from harness.own import FAILS, Talk, fails_with
+from harness.raw import Refused, Unary
+from harness.stored import both_stores, steps, stored
+from harness.windows import Cut, WindowOracle, WindowTalk
+
+
+def kinds(location: str) -> list:
+    """Models with states of fixed size, growing states, contexts, counters and held inputs."""
+    made = Made("STEP", "int64", ("N", 1), "steps", generated.steps())
+    return [
+        stored(models.lstm("kept_lstm"), location),
+        stored(ledger("kept_ledger"), location, worker_count=2),
+        stored(framed("kept_context", ["N", 6], (2, 1), (4,)), location),
+        stored(counted("kept_counters", made), location),
+    ]
+
+
+@both_stores
+def test_sequences_go_on_after_a_kill(deploy, location):
+    """At the kill each client waits for an answer. The answers of the next server tell whether that step was made."""
+    served = kinds(location)
+    talks = [(model, Talk(None, model, 100 + number)) for number, model in enumerate(served)]
+    asked: dict[int, list] = {}
+    made = [0] * len(talks)
+
+    def run(deployment, number: int, at_least: int, ready: threading.Barrier) -> None:
+        model, talk = talks[number]
+        talk.client = Unary(deployment)
+        try:
+            for count in range(10**9):
+                if count == at_least:
+                    ready.wait(60)
+                inputs = model.draw(talk.rng)
+                asked[number] = inputs
+                # the oracle makes a step with each answer
+                start = made[number] == 0
+                answer = talk.client.ask(model.name, inputs, {"sequence_id": talk.sequence_id, "sequence_start": start})
+                now, saved = steps(answer)
+                assert saved == now
+                if now == made[number] + 2:
+                    # the step before the kill had been made
+                    talk.oracle.step(lost[number])
+                    made[number] += 1
+                assert now == made[number] + 1
+                talk.check(answer, inputs, start=start)
+                made[number] += 1
+        except Refused:
+            # the server was killed
+            assert deployment.stopped
+        finally:
+            talk.client.close()
+
+    lost: dict[int, dict[str, np.ndarray]] = {}
+    for _ in range(3):
+        deployment = deploy(control_model=False)
+        for model in served:
+            deployment.serve(model)
+        ready = threading.Barrier(len(talks) + 1)
+        failed: list[BaseException] = []
+
+        def guarded(number: int, deployment=deployment, ready=ready, failed=failed) -> None:
+            try:
+                run(deployment, number, 3 + number, ready)
+            except BaseException as error:
+                failed.append(error)
+                ready.abort()
+
+        threads = [threading.Thread(target=guarded, args=(number,)) for number in range(len(talks))]
+        for thread in threads:
+            thread.start()
+        ready.wait(60)
+        deployment.kill()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        lost = dict(asked)
+    assert min(made) >= 9
+
+
+@both_stores
+def test_left_over_elements_and_held_inputs_are_kept(deploy, connect, location):
+    windows = stored(cut("kept_windows", 5, 2), location)
+    held = stored(ledger("kept_held"), location, held_inputs="SCALE")
+    talk = WindowTalk(None, WindowOracle(windows, {"AUDIO": Cut(5)}), np.random.default_rng(7))
+    booking = Talk(None, held, 7)
+    first = deploy(control_model=False)
+    for model in (windows, held):
+        first.serve(model)
+    talk.client = booking.client = connect(first)
+    talk.ask(13, start=True)
+    booking.start(booked(3, 5))
+    assert talk.left()
+    first.kill()
+    second = deploy(control_model=False)
+    for model in (windows, held):
+        second.serve(model)
+    talk.client = booking.client = connect(second)
+    talk.ask(4)
+    talk.ask(11, end=True)
+    answer = booking.client.ask(held.name, booked(4, None), {"sequence_id": 7})
+    booking.check(answer, booked(4, 5))
+
+
+@both_stores
+def test_an_end_and_a_new_start_are_there_after_a_kill(deploy, connect, location):
+    model = stored(ledger("ended"), location, sequence_idle_timeout_ms=50)
+    first = deploy(control_model=False)
+    first.serve(model)
+    ended, one_shot, started_over, failed = (Talk(connect(first), model, number) for number in (1, 2, 3, 4))
+    ended.start()
+    ended.end()
+    one_shot.start()
+    started_over.start()
+    failed.start()
+    # until they are idle: then they are only in the store
+    first.settles("stateful_live_sequences", model, 0)
+    one_shot.one_shot()
+    started_over.start(booked(9))
+    with pytest.raises(Refused):
+        failed.start(booked(FAILS))
+    first.kill()
+    second = deploy(control_model=False)
+    second.serve(model)
+    for talk in (ended, one_shot, failed):
+        talk.client = connect(second)
+        with fails_with("SEQUENCE_MISSING", talk.sequence_id):
+            talk.step()
+    started_over.client = connect(second)
+    assert steps(started_over.step(booked(1))) == (2, 2)
+
+
+@both_stores
+def test_an_idle_sequence_leaves_the_server_and_goes_on(deploy, connect, location):
+    model = stored(ledger("idle"), location, sequence_idle_timeout_ms=30, max_sequence_number=1)
+    deployment = deploy()
+    deployment.serve(model)
+    talks = [Talk(connect(deployment), model, number) for number in (1, 2)]
+    for number in range(4):
+        for talk in talks:
+            deployment.settles("stateful_live_sequences", model, 0)
+            talk.step(start=number == 0)
+
+
+def test_ids_that_the_server_gives_are_not_those_of_the_server_before(deploy, connect, location_of_file):
+    model = stored(models.counter("fp32", "numbered"), location_of_file)
+    ids = []
+    for _ in range(2):
+        deployment = deploy(control_model=False)
+        deployment.serve(model)
+        talk = Talk(connect(deployment), model)
+        talk.start()
+        ids.append(talk.sequence_id)
+        deployment.kill()
+    assert len({*ids}) == 2 and min(ids) > 1000
+
+
+def test_a_reload_keeps_sequences(deploy, connect, location_of_file):
+    model = stored(ledger("reloaded"), location_of_file)
+    deployment = deploy()
+    talk = Talk(connect(deployment), model, 5)
+    for round in range(2):
+        deployment.serve(model)
+        talk.step(start=round == 0)
+        deployment.unload(model)

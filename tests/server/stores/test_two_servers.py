@@ -1,0 +1,100 @@
+"""Two servers share a store, and a request may come to either of them."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from harness import models
+from harness.models import booked, ledger
+from harness.own import Talk, fails_with, fed, total
+from harness.raw import Refused
+from harness.stored import steps, stored, word
+
+
+@pytest.fixture
+def two(deploy):
+    return deploy(control_model=False), deploy(control_model=False)
+
+
+def test_requests_alternate_at_random(two, connect, location_of_valkey):
+    """Every answer is right, although each sequence moves all the time."""
+    served = [
+        stored(ledger("shared_ledger"), location_of_valkey, worker_count=2),
+        stored(models.lstm("shared_lstm"), location_of_valkey),
+    ]
+    for deployment in two:
+        for model in served:
+            deployment.serve(model)
+    failed: list[BaseException] = []
+
+    def wander(number: int) -> None:
+        try:
+            rng = random.Random(number)
+            clients = [connect_here(deployment) for deployment in two]
+            model = served[number % 2]
+            for life in range(2):
+                talk = Talk(clients[0], model, 100 + number)
+                for step in range(12):
+                    talk.client = rng.choice(clients)
+                    assert steps(talk.step(start=step == 0)) == (step + 1, step + 1), life
+                talk.client = rng.choice(clients)
+                talk.end()
+                for talk.client in clients:
+                    with fails_with("SEQUENCE_MISSING", talk.sequence_id):
+                        talk.step()
+        except BaseException as error:
+            failed.append(error)
+
+    connect_here = connect
+    threads = [threading.Thread(target=wander, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+def test_the_old_owner_of_a_sequence_answers_nothing_that_is_not_saved(two, connect, location_of_valkey):
+    """While one server runs a request, the other goes on with the sequence."""
+    model = stored(models.work("overtaken"), location_of_valkey)
+    clients = []
+    for deployment in two:
+        deployment.serve(model)
+        clients.append(connect(deployment))
+    old, new = clients
+    for number, work in enumerate((400, 2000, 10000)):
+        sequence = {"sequence_id": 10 + number}
+        assert total(old.ask(model.name, fed(1), {**sequence, "sequence_start": True})) == 1
+        call = old.send(model.name, fed(10, work), sequence)
+        time.sleep(0.1)
+        in_time = total(new.ask(model.name, fed(100), sequence)) == 101 and not call.future.done()
+        if not in_time:
+            continue
+        with pytest.raises(Refused) as refused:
+            call.answer()
+        assert word(refused.value) == "SEQUENCE_MOVED" and refused.value.code == "UNAVAILABLE"
+        # sent again, it is made once
+        assert total(old.ask(model.name, fed(10), sequence)) == 111
+        return
+    pytest.fail("the old owner was always faster")
+
+
+def test_a_start_begins_anew_on_any_server(two, connect, location_of_valkey):
+    model = stored(ledger("started_over"), location_of_valkey)
+    for deployment in two:
+        deployment.serve(model)
+    old, new = (Talk(connect(deployment), model, "seven") for deployment in two)
+    old.start()
+    old.step()
+    new.start(booked(3))
+    new.client = old.client
+    assert steps(new.step(booked(4))) == (2, 2)
+
+
+def test_a_folder_is_for_one_server(two, location_of_file):
+    model = stored(ledger("one_server"), location_of_file)
+    two[0].serve(model)
+    error = two[1].load_error(model)
+    assert "in use by another server" in error and "state_store" in error, error
