@@ -19,7 +19,11 @@ class Valkey:
         # a socket's path has at most 107 bytes
         self.folder, self.options = folder, options
         self.process: subprocess.Popen[bytes] | None = None
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def location(self) -> str:
