@@ -1,4 +1,4 @@
-//! Errors of sequences that are kept in a store beside the server.
+//! Errors of sequences that are kept in a store outside the server.
 
 use sequences::SequenceId;
 use state_store::StoreError;

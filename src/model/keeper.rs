@@ -32,7 +32,7 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
     Ok(Some(keeper))
 }
 
-/// A number for what a sequence of the model keeps: names, data types and dims.
+/// A hash of everything that a sequence of the model keeps: names, data types and dims.
 fn states_hash(binding: &Binding) -> u32 {
     let mut text = String::new();
     for state in &binding.states {

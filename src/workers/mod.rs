@@ -5,9 +5,9 @@
 //! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
 //! batch, runs it, settles its sequences, sends the answers and releases the requests. While a batch runs, requests
 //! collect for the next one, and nothing waits for a fixed time. If no other sequence is live and nothing else is
-//! queued, a request runs on core's thread, because waking the worker takes longer. So does one that makes no step
-//! (`input_windows`), if the worker has nothing to do. One more thread watches the clock: it ends idle sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the
-//! workers do.
+//! queued, a request runs on core's thread, because waking the worker takes longer. A request that makes no step
+//! (`input_windows`) also runs there, if the worker has nothing to do. One more thread watches the clock: it ends idle
+//! sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the workers do.
 //!
 //! Rules:
 //! - The scheduler is locked for its own work only, never while a batch runs or an answer is sent.
@@ -239,8 +239,8 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences that are to be looked
-    /// for. To be called after each change of it.
+    /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences to look for. Must be
+    /// called after each change of the scheduler.
     fn watch_clock_for(&self, scheduler: &mut Scheduler<Box<Queued>>, now: Instant) {
         self.lookups.add(scheduler.take_lookups());
         let show = now + SHOW_EVERY;

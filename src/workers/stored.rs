@@ -1,12 +1,12 @@
 //! Sequences that outlive their server (`durability: step`).
 //!
-//! Before a batch runs, [`Stored::prepare`] asks the store whether its sequences are still this server's, and takes those back
-//! that another server has taken. After the run and before any answer is sent, [`Stored::save`] saves the new states. If
-//! a save fails, the request gets an error and the sequence is forgotten here: the store has the state of the last answer,
-//! and the next request takes it from there. So a state that was answered is never lost, and one that is only here never
-//! answers.
+//! Before a batch runs, [`Stored::prepare`] asks the store whether this server still owns the batch's sequences, and takes
+//! back those that another server has taken. After the run and before any answer is sent, [`Stored::save`] saves the new
+//! states. If a save fails, the request gets an error and this server forgets the sequence: the store has the state of the
+//! last answer, and the next request takes it from there. So no state is lost after its answer, and no answer is sent before
+//! its state is saved.
 //!
-//! A thread looks for sequences that are not here ([`Lookups`]), because a worker that asks for one would let all others wait.
+//! A thread looks for sequences that are not here ([`Lookups`]), because a worker that did would make all others wait.
 //!
 //! Rules: the scheduler is not locked while the store is asked. Nothing here sends an answer.
 
@@ -48,7 +48,7 @@ struct Owned {
 pub(super) enum Found {
     /// It is this server's now.
     Taken,
-    /// It can't be had.
+    /// It is not there, or the store can't give it.
     No(RequestError),
 }
 
@@ -300,15 +300,15 @@ impl Stored {
         }
     }
 
-    /// These lanes have no sequence of this server any more.
+    /// Notes that this server no longer owns the sequences of these lanes.
     pub fn forget(&self, lanes: impl IntoIterator<Item = impl Into<Option<u32>>>) {
         let mut owned = self.owned.lock();
         lanes.into_iter().filter_map(Into::into).for_each(|lane| _ = owned.remove(&lane));
     }
 }
 
-/// Where the ids begin that START gets if it has none: other servers give ids too, and so did this one before it was started
-/// again.
+/// The first id for STARTs without one. It is random, because other servers also give ids, and so did this one before a
+/// restart.
 pub(super) fn first_id(location: &Location) -> Result<u64, LoadError> {
     let random = Token::random().map_err(|source| LoadError::StateStore { location: location.to_string(), source })?;
     let first = random.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -350,7 +350,7 @@ pub(super) struct Lookups {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is to be looked for. Each has a place, so there are never more than `max_sequence_number`.
+/// The sequences to look for. Each has a place, so there are never more than `max_sequence_number`.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: Mutex<Vec<(u32, SequenceId)>>,

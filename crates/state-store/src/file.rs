@@ -1,9 +1,9 @@
 //! A store in a folder of this machine, for one server.
 //!
-//! The database is [redb](https://docs.rs/redb): pure Rust, no dependency but libc, one file, and a commit is on the disk when
-//! it returns. So a sequence survives a killed server and a power failure, at the price of a sync of the disk for each
-//! call of [`Store::apply`], whatever the number of its operations. Stores that write a log and sync later are faster, but lose
-//! the last steps in a power failure, which `durability: step` promises not to.
+//! The database is [redb](https://docs.rs/redb): pure Rust, one file, and only libc as a dependency. A commit is on the disk
+//! when it returns, so a sequence survives a killed server and a power failure. Each call of [`Store::apply`] costs one sync
+//! of the disk, whatever the number of its operations. Stores that write a log and sync later are faster, but lose the last
+//! steps in a power failure, against the promise of `durability: step`.
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -48,7 +48,7 @@ struct Shared {
     folder: PathBuf,
     /// `None` when it is closed.
     database: Option<Database>,
-    /// Where the next look for expired records begins, and when.
+    /// Where and when the next search for expired records begins.
     sweep: Mutex<Sweep>,
 }
 
@@ -59,10 +59,10 @@ struct Sweep {
 }
 
 impl FileStore {
-    /// Opens the folder, and makes it if it isn't there.
+    /// Opens the folder. Creates it if it doesn't exist.
     pub fn open(folder: &Path, settings: Settings) -> Result<Self, StoreError> {
         let io = |error: std::io::Error| StoreError::Unreachable(format!("{}: {error}", folder.display()));
-        // A state can be what a person said: nobody else may read it.
+        // A state can contain what a person said, so no other user may read it.
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
         let mut open = OPEN.lock();

@@ -8,7 +8,7 @@ use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
 /// The sequences of one model in a store.
 pub struct Keeper {
     store: Arc<dyn Store>,
-    /// What the keys of its records begin with.
+    /// The prefix of the keys of its records.
     space: Vec<u8>,
     settings: Settings,
 }
@@ -29,7 +29,7 @@ impl Hold {
     }
 }
 
-/// What became of a sequence that a server asked for.
+/// The answer to a server that asks for a sequence.
 #[derive(Debug)]
 pub enum Claimed {
     /// It belongs to this server now and has this state.
@@ -54,7 +54,7 @@ pub enum Change<'a> {
     Erase(&'a [u8]),
 }
 
-/// What became of a [`Change`].
+/// The result of a [`Change`].
 #[derive(Debug)]
 pub enum Saved {
     /// It is in the store. The sequence belongs to this server, unless it has ended.
@@ -91,7 +91,7 @@ impl Keeper {
         self.store.is_shared()
     }
 
-    /// Takes sequences, whoever has them.
+    /// Takes sequences, whichever server owns them.
     pub fn claim(&self, ids: &[&[u8]]) -> Result<Vec<Claimed>, StoreError> {
         let confirmed = Instant::now();
         let holds = ids.iter().map(|id| Ok(Hold { key: self.key(id), token: Token::random()?, confirmed }));
@@ -141,7 +141,7 @@ impl Keeper {
         }
         let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
             (Reply::Done, _) => Ok(Saved::Done(hold)),
-            // Then it is over, too.
+            // It is over in either case.
             (Reply::Ended | Reply::Absent, Change::End(_)) => Ok(Saved::Done(hold)),
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// What says who owns a record. Random, so that no life of an id has the token of another one.
+/// Tells who owns a record. It is random, so no two sequences with one id have the same token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token([u8; Self::BYTES]);
 
@@ -35,14 +35,14 @@ impl fmt::Display for Token {
     }
 }
 
-/// Who holds a token could write, so logs don't have it.
+/// Whoever knows a token can write, so logs don't show it.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({:02x}…)", self.0[0])
     }
 }
 
-/// What a store has of a sequence.
+/// A store's record of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Record<B = Vec<u8>> {
     /// It can go on.
@@ -99,7 +99,7 @@ pub enum Op<'a> {
     Erase,
 }
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It was done; for [`Op::Check`]: the token is that of the record.

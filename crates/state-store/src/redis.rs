@@ -1,9 +1,9 @@
 //! A store in Valkey or Redis (6.2 or newer).
 //!
-//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended), and `b{KEY}TOKEN`, the blob.
-//! The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another server
-//! has taken the sequence. Operations that decide something are scripts. They are sent as text, because a server that was
-//! restarted has forgotten scripts that it was told before.
+//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended), and `b{KEY}TOKEN`, the
+//! blob. The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another
+//! server has taken the sequence. Operations that depend on the record are scripts. They are sent as text, because a store
+//! forgets its scripts when it restarts.
 
 use std::time::{Duration, Instant};
 

@@ -11,8 +11,8 @@
 //! with it. An END, or a START that replaces it, makes it *closed*: it takes no further request, and its id is free at
 //! once. It keeps its place until its last request has run.
 //!
-//! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place like a START. Then the caller looks for
-//! the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for what comes of that.
+//! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place, like a START. Then the caller looks
+//! for the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for the result.
 //!
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
@@ -60,14 +60,14 @@ enum Phase {
 /// What stands in the queue of a sequence.
 enum Queued<R> {
     Request(R, Begins),
-    /// A request of which a step has run. It doesn't wait any more, so limits don't count it.
+    /// A request that has made a step. It no longer waits, so limits don't count it.
     Begun(R),
     /// The sequence in this lane begins with the state at this point.
     CloneTo(u32),
 }
 
 impl<R> Queued<R> {
-    /// The request, what it begins with, and how many requests wait less without it.
+    /// The request, what it begins with, and by how much taking it lowers the number of requests that wait.
     fn taken(self) -> Option<(R, Begins, usize)> {
         match self {
             Self::Request(request, begins) => Some((request, begins, 1)),
@@ -374,8 +374,8 @@ impl<R> Scheduler<R> {
         refused
     }
 
-    /// Takes back requests that have steps left, each with its lane. A sequence goes behind the others that are ready, and its
-    /// request stays the first of the sequence.
+    /// Takes back requests that have steps left, each with its lane. The sequence goes to the end of the worker's queue, and
+    /// its request stays the first of the sequence.
     pub fn put_back(&mut self, batch: impl Iterator<Item = (u32, R)>) {
         for (lane, request) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
