@@ -110,7 +110,12 @@ impl Watermark {
         if self.finished == self.begun {
             self.note_lost();
         }
-        self.unpassed.push_back(Finished { payload: self.finished, requests: self.requests });
+        let finished = Finished { payload: self.finished, requests: self.requests };
+        match self.unpassed.back_mut().filter(|last| last.requests == self.requests) {
+            // What passes one passes both: no request has arrived between them. Steps of long requests are such payloads.
+            Some(last) => *last = finished,
+            None => self.unpassed.push_back(finished),
+        }
         (self.looks, self.last_look) = (0, now);
     }
 
@@ -240,6 +245,21 @@ mod tests {
         assert_eq!(watermark.passed(), 0, "the second payload arrived before the first was released");
         begin(&mut watermark, 1);
         assert_eq!(watermark.passed(), 1);
+    }
+
+    #[test]
+    fn payloads_without_requests_take_no_memory() {
+        let now = Instant::now();
+        let mut watermark = watermark(now);
+        begin(&mut watermark, 1);
+        watermark.finish(now);
+        for _ in 0..1000 {
+            begin(&mut watermark, 0);
+            watermark.finish(now);
+        }
+        assert_eq!((watermark.unpassed.len(), watermark.passed()), (1, 0));
+        begin(&mut watermark, 10);
+        assert_eq!((watermark.unpassed.len(), watermark.passed()), (0, 1001));
     }
 
     #[test]
