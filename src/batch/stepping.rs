@@ -42,6 +42,12 @@ impl Row {
         Ok(())
     }
 
+    /// Whether its sequence may get the state from before the request again: there is one, several steps may change it, and the
+    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that.
+    pub fn may_be_undone(&self) -> bool {
+        self.state.is_partial && !self.state.start && (!self.end || self.state.discards)
+    }
+
     /// Keeps the state that the sequence has before the first of several steps.
     pub fn keep_before(&mut self, before: Saved) {
         if let Some(course) = &mut self.course {
@@ -55,6 +61,13 @@ impl Row {
         let outcome = self.state.lease.as_ref().filter(|lease| !lease.ends())?.outcome();
         let is_to_be_undone = outcome == Outcome::Lost || (self.state.discards && self.is_under_way());
         self.course.as_mut()?.before.take().filter(|_| is_to_be_undone)
+    }
+
+    /// All steps have been made, and the state after them is the sequence's.
+    pub fn forget_before(&mut self) {
+        if let Some(course) = self.course.as_mut().filter(|_| !self.state.discards) {
+            course.before = None;
+        }
     }
 
     /// Whether steps of its request have been made, and more follow.

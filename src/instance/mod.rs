@@ -140,7 +140,11 @@ impl Instance {
             } else {
                 (Vec::new(), rows)
             };
-            let mut rows = of.begin(new, times, answered);
+            // A panic costs the new rows only.
+            let mut rows = panic::catch_and_log(|| of.begin(new, times, answered)).unwrap_or_else(|| {
+                of.finish_after_panic();
+                Vec::new()
+            });
             rows.extend(under_way);
             left = of.make_step(rows, times, answered);
         });
@@ -155,13 +159,17 @@ impl Instance {
         self.sequences.begin_payload(self.number);
         let mut answered = Vec::with_capacity(requests);
         let times = Times::starting_at(monotonic_ns());
-        if panic::catch_and_log(|| make(self, times, &mut answered)).is_none()
-            && let Err(error) = panic::catch_result(|| self.finish_run())
-        {
-            log::error!("{error}");
+        if panic::catch_and_log(|| make(self, times, &mut answered)).is_none() {
+            self.finish_after_panic();
         }
         self.exit_if_device_is_lost();
         answered
+    }
+
+    fn finish_after_panic(&mut self) {
+        if let Err(error) = panic::catch_result(|| self.finish_run()) {
+            log::error!("{error}");
+        }
     }
 
     /// About how long the next batch runs, or 0 if there is no other sequence that could be in it.
@@ -382,14 +390,19 @@ impl Instance {
         // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
         // one sequence would keep the memory of all.
         let may_share = is_last || rows == 1;
-        if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
+        let stored = panic::catch_result(|| {
+            self.store.store(batch, rows, &mut self.step, may_share, &mut responses)?;
+            fault::point("store", batch.iter().map(|row| &row.request));
+            Ok(())
+        });
+        if let Err(error) = stored {
             // States may be half-way, so nothing is run again.
             batch.iter_mut().for_each(|row| row.state.spoil());
-            self.fail(batch, error.into(), times);
+            self.fail(batch, error, times);
             return Ok(());
         }
         self.go_on(batch, &mut responses);
-        if let Err(error) = self.finish_operations(batch, &mut responses) {
+        if let Err(error) = panic::catch_result(|| self.finish_operations(batch, &mut responses)) {
             self.fail(batch, error, times);
             return Ok(());
         }

@@ -75,8 +75,8 @@ impl Instance {
             if row.makes_no_step() {
                 return of.answer_without_step(row).map(Some);
             }
-            let slot = row.state.lease.as_ref().map(Lease::slot).filter(|_| row.state.is_partial && !row.state.start);
-            if let Some(slot) = slot {
+            let slot = row.state.lease.as_ref().map(Lease::slot);
+            if let Some(slot) = slot.filter(|_| row.may_be_undone()) {
                 let saved = of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?;
                 row.keep_before(saved);
             }
@@ -137,10 +137,13 @@ impl Instance {
         batch.iter_mut().zip(responses).enumerate().map(gather).collect()
     }
 
-    /// Prepares the next steps of the rows of a batch whose states have been stored.
+    /// Prepares the next steps of the rows of a batch whose states have been stored. After the last step, the state from before
+    /// the request is not needed, unless the request leaves it as it was.
     pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Result<Response, RequestError>]) {
-        for (row, response) in batch.iter_mut().zip(responses).filter(|(row, of)| row.state.is_partial && of.is_ok()) {
-            if let Err(error) = panic::catch_result(|| row.go_on(&self.model.binding)) {
+        for (row, response) in batch.iter_mut().zip(responses).filter(|(_, of)| of.is_ok()) {
+            if !row.state.is_partial {
+                row.forget_before();
+            } else if let Err(error) = panic::catch_result(|| row.go_on(&self.model.binding)) {
                 *response = Err(error);
             }
         }

@@ -39,7 +39,7 @@ mod two_instances;
 mod windows;
 
 /// Where a request can panic (parameter `inject_panic`).
-const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
+const STAGES: [&str; 7] = ["decode", "admit", "gather", "run", "respond", "store", "complete"];
 
 fn config(scheduler: Value) -> Value {
     running_sum::config(scheduler, json!({ "count": 1, "kind": "KIND_CPU" }))

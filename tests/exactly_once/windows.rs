@@ -186,3 +186,92 @@ fn whatever_fails_between_the_steps_each_request_is_answered_once_and_released_o
     }
     triton.assert_clean();
 }
+
+#[cfg(feature = "fault-injection")]
+mod panics {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::panics::silence;
+    use super::*;
+
+    /// Four windows.
+    fn four(id: u64) -> Request {
+        bringing(id, 0, &[1.0; 8], 0)
+    }
+
+    /// What the sequences answer to one more window, and then end.
+    fn last(model: &Loaded, ids: &[u64]) -> Vec<Option<Vec<Row>>> {
+        let payload = model.run(ids.iter().map(|&id| bringing(id, END, &[1.0, 1.0], 0)).collect());
+        payload.iter().map(|request| sums_of_steps(request)).collect()
+    }
+
+    #[test]
+    fn a_panic_while_a_step_is_stored_gives_the_states_from_before_the_requests_back() {
+        let Some(triton) = Triton::start() else { return };
+        silence();
+        for config in schedulers() {
+            let model = load(&triton, &config);
+            model.run((1..=2).map(|id| bringing(id, START, &[id as f32, 0.0], 0)).collect());
+            let payload = model.run(vec![four(1), four(2).with_parameter("inject_panic", "store")]);
+            let (_, text) = payload[1].error().unwrap();
+            assert!(text.contains("injected at store"), "{text}");
+            // It fails, too, if both run together.
+            let expected = match sums_of_steps(&payload[0]) {
+                Some(sums) => {
+                    assert_eq!(sums, [[2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [5.0, 4.0]]);
+                    [6.0, 5.0]
+                }
+                None => [2.0, 1.0],
+            };
+            assert_eq!(last(&model, &[1, 2]), [Some(vec![expected]), Some(vec![[3.0, 1.0]])]);
+            model.unload();
+        }
+        triton.assert_clean();
+    }
+
+    #[test]
+    fn a_panic_after_the_last_step_ends_the_sequence() {
+        let Some(triton) = Triton::start() else { return };
+        silence();
+        for config in schedulers() {
+            let model = load(&triton, &config);
+            model.run(vec![bringing(1, START, &[1.0, 2.0, 3.0], 0), bringing(2, START, &[2.0, 0.0], 0)]);
+            let payload = model.run(vec![four(1).with_parameter("inject_panic", "complete"), four(2)]);
+            let (_, text) = payload[0].error().unwrap();
+            assert!(text.contains("injected at complete"), "{text}");
+            assert_eq!(sums_of_steps(&payload[1]).unwrap().len(), 4);
+            // What it has left over is that from after the request, so its state must not be that from before.
+            assert_eq!(last(&model, &[1, 2]), [None, Some(vec![[7.0, 5.0]])]);
+            model.unload();
+        }
+        triton.assert_clean();
+    }
+
+    #[test]
+    fn a_panic_at_a_new_request_costs_no_request_between_two_steps() {
+        let Some(triton) = Triton::start() else { return };
+        silence();
+        let model = load(&triton, &cut(own(&[])));
+        model.run((1..=2).map(|id| bringing(id, START, &[id as f32, 0.0], 0)).collect());
+        let (is_busy, is_sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (mut long, busy, sent) = (four(1), is_busy.clone(), is_sent.clone());
+        // The worker is busy with the first step until the other request has come.
+        long.meanwhile = Some(Box::new(move || {
+            busy.store(true, Ordering::Relaxed);
+            assert!(becomes_true(|| sent.load(Ordering::Relaxed)));
+        }));
+        let (long, other) = ([Arc::new(long)], [Arc::new(four(2).with_parameter("inject_panic", "admit"))]);
+        model.instance.send(&long);
+        assert!(becomes_true(|| is_busy.load(Ordering::Relaxed)));
+        model.instance.send(&other);
+        is_sent.store(true, Ordering::Relaxed);
+        wait_for_release(&long);
+        wait_for_release(&other);
+        let (_, text) = other[0].error().unwrap();
+        assert!(text.contains("lost this request"), "{text}");
+        assert_eq!(sums_of_steps(&long[0]), Some(vec![[2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [5.0, 4.0]]));
+        assert_eq!(last(&model, &[1, 2]), [Some(vec![[6.0, 5.0]]), None]);
+        model.unload();
+        triton.assert_clean();
+    }
+}
