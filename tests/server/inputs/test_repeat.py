@@ -250,6 +250,61 @@ def test_the_state_api_sees_whole_requests(deployment, by, grows):
         one.ask(1, max_steps=3, end=True)
 
 
+@every_scheduler
+@pytest.mark.parametrize("grows", [True, False], ids=["growing", "fixed"])
+def test_whatever_else_a_request_asks_for_it_changes_nothing_if_it_fails(deployment, by, grows):
+    model = models.spoken(f"repeat_fails_with_{grows}".lower(), grows=grows, until=None)
+    model = served(deployment, model.name, by, of=model)
+    talk = talk_of(deployment, model, until=never)
+
+    def fails(made: int, sent=None, **parameters) -> None:
+        inputs = talk.draw(2)
+        inputs["FAILS_AT"][...] = made + 3
+        call = {"sequence_id": talk.sequence_id, "max_steps": 9, **parameters}
+        with pytest.raises(Refused, match="step 3 of the request"):
+            talk.client.ask(model.name, {**inputs, **(sent or {})}, call)
+
+    fails(0, sequence_start=True, commit=False)
+    with pytest.raises(Refused):
+        talk.ask(1, max_steps=1)
+    talk = talk_of(deployment, model, until=never)
+    snapshot = talk.ask(2, start=True, max_steps=5, snapshot=True).outputs["state_snapshot"]
+    talk.ask(2, max_steps=4)
+    for sent, made, parameters in (
+        ({}, 9, {"commit": False, "get_state": True}),
+        ({}, 0, {"reset_state": True}),
+        ({"state.MADE_IN": np.array([[100]])}, 100, {"commit": False}),
+        ({"state.MADE_IN": np.array([[100]])}, 100, {"snapshot": True}),
+        ({"state_snapshot": snapshot}, 5, {}),
+    ):
+        fails(made, sent, **parameters)
+        answer = talk.ask(1, max_steps=3, commit=False, get_state=True, query_state=True)
+        assert answer.outputs["state.MADE_IN"].tolist() == [[9]]
+        assert answer.outputs["state.HASH_IN"].tolist() == state_of(talk, "HASH_IN")
+    answer = talk.ask(1, max_steps=3, commit=False, get_state=True, end=True)
+    assert answer.outputs["state.MADE_IN"].tolist() == [[9]]
+    with pytest.raises(Refused):
+        talk.ask(1, max_steps=1)
+
+
+@every_scheduler
+def test_what_finds_no_room_for_its_states_changes_nothing(deployment, by):
+    model = models.spoken("repeat_without_room", until=None)
+    model = served(deployment, model.name, by, of=model, max_state_bytes=200)
+    talk = talk_of(deployment, model, until=never)
+    # 80 bytes, and as many for what the next request gives back if it fails
+    talk.ask(2, start=True, max_steps=10)
+    for _ in range(3):
+        with pytest.raises(Refused, match=r"max_state_bytes.*step 6 of the request"):
+            talk.ask(2, max_steps=9)
+    talk.ask(2, max_steps=5)
+    with pytest.raises(Refused, match="max_state_bytes"):
+        talk.ask(2, max_steps=2)
+    # what ends its sequence gives nothing back
+    talk.ask(2, max_steps=10, end=True)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
 def state_of(talk: RepeatTalk, name: str) -> list:
     return talk.oracle.steps.sequence.state[name].tolist()
 
