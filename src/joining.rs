@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use stateful_convert::join::{
-    Context, GraphFrom, JoinError, JoinOptions, Joined, ListedGraph, Part, Plan, join, pieces,
+    Context, GraphFrom, JoinError, JoinOptions, Joined, ListedGraph, Part, Plan, join, read_pieces,
 };
 use stateful_convert::onnx::{DataType, Dim, write};
 use stateful_convert::report::{Report, StepInput};
@@ -130,7 +130,7 @@ fn options(partial: &PartialConfig, asked: &Join, folder: &Path) -> Result<JoinO
         contexts: of_graphs.map(context).collect(),
         outputs: partial.outputs.iter().map(|output| output.name.clone()).filter(|name| is_of_graph(name)).collect(),
         search: asked.search.clone(),
-        pieces: tokens.map(|name| read_pieces(name, folder)).transpose()?,
+        pieces: tokens.map(|name| texts(name, folder)).transpose()?,
     })
 }
 
@@ -145,11 +145,9 @@ fn dims(state: &StateDims) -> Option<(String, Vec<Dim>)> {
     Some((state.name.clone(), dims?))
 }
 
-fn read_pieces(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
+fn texts(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
     let file = find_named_file(folder, "parameter 'search'", name)?;
-    let failed = |why: String| JoiningError::Pieces { name: name.to_owned(), why };
-    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-    pieces(&text).map_err(failed)
+    read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
 }
 
 /// Removes the contexts of wired inputs from the configuration, because the joined model contains them.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use stateful_convert::join::{
-    GraphFrom, JoinOptions, Joined, ListedGraph, Part, Search, contexts, dims, graphs, join, pieces, wires,
+    GraphFrom, JoinOptions, Joined, ListedGraph, Part, Search, contexts, dims, graphs, join, read_pieces, wires,
 };
 use stateful_convert::onnx::{external_files, read, write};
 use stateful_convert::verify::{self, Amount, JoinedModels, Source};
@@ -99,13 +99,12 @@ fn options(arguments: &Arguments) -> Result<JoinOptions, Problem> {
         },
         outputs: arguments.outputs.clone(),
         search,
-        pieces: tokens.map(|file| read_pieces(Path::new(&file))).transpose()?,
+        pieces: tokens.map(|file| texts(Path::new(&file))).transpose()?,
     })
 }
 
-fn read_pieces(file: &Path) -> Result<Vec<String>, Problem> {
-    let text = fs::read_to_string(file).map_err(|error| Problem::Unreadable { path: file.to_owned(), error })?;
-    pieces(&text).map_err(|why| Problem::Pieces { path: file.to_owned(), why })
+fn texts(file: &Path) -> Result<Vec<String>, Problem> {
+    read_pieces(file).map_err(|why| Problem::Pieces { path: file.to_owned(), why })
 }
 
 fn file_of(graph: &ListedGraph) -> Option<&Path> {

@@ -28,7 +28,7 @@ pub use part::{Part, dims};
 use rename::Names;
 pub use search::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PIECES, SKIP, SKIP_NEXT, Search, SearchKind,
-    SearchPlan, TOKENS, TransducerPlan, pieces,
+    SearchPlan, TOKENS, TransducerPlan, read_pieces,
 };
 use wires::{Link, check, end, find, resolved};
 pub use wires::{Wire, wires};

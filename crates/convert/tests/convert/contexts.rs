@@ -185,7 +185,7 @@ fn contexts_and_texts_of_the_command_are_refused_by_name() {
         (&["--input-context", "head.features"][..], "--input-context: 'graph.input=68@1' is expected"),
         (&["--input-context", "fbank.audio=64@1"], "--input-context: 'fbank.audio' is an input of requests"),
         (&["--search", &search], "tokens.txt: line 2, 'b': a piece and its number are expected"),
-        (&["--search", "ctc blank=0 tokens=/none.txt"], "/none.txt can't be read"),
+        (&["--search", "ctc blank=0 tokens=/none.txt"], "/none.txt: it can't be read"),
     ] {
         let done = command(&[&["join", "fbank:kaldi", path(&head), "--dry-run"], arguments].concat());
         assert!(!done.status.success() && text(&done.stderr).contains(expected), "{}", text(&done.stderr));

@@ -26,7 +26,7 @@ pub use ctc::CtcPlan;
 pub use options::{
     FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, PIECES, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
 };
-pub use pieces::pieces;
+pub use pieces::read_pieces;
 pub use plan::{Joint, TransducerPlan};
 
 /// How the tokens are found, for the comparison.

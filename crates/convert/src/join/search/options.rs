@@ -32,7 +32,7 @@ pub struct Search {
     pub blank: i64,
     /// The output that has the logits, as `graph.tensor`. Without it, there must be one that may have them.
     pub logits: Option<String>,
-    /// The file with the pieces of the tokens, as it is written. Its reader gives [`pieces`](super::pieces) to the join.
+    /// The file with the pieces of the tokens, as it is written. [`read_pieces`](super::read_pieces) reads it.
     pub tokens: Option<String>,
 }
 
@@ -62,8 +62,13 @@ impl Search {
         let mut words = text.split_whitespace();
         let kind = words.next().unwrap_or_default();
         let (mut blank, mut max_tokens, mut logits, mut tokens, mut durations) = (None, None, None, None, Vec::new());
+        let mut given = Vec::new();
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            if given.contains(&key) {
+                return Err(format!("'{key}=' is given twice"));
+            }
+            given.push(key);
             let number = || {
                 let number = value.parse::<i64>().ok().filter(|&number| number >= 0);
                 number.ok_or_else(|| format!("'{key}' is '{value}', and a number from 0 on is expected"))
@@ -138,6 +143,7 @@ mod tests {
             ("ctc blank=0 beam=4", "'beam=4' isn't known"),
             ("beam blank=0", "'beam' isn't known: ctc and transducer are"),
             ("transducer blank=0", "max_tokens= is missing"),
+            ("ctc blank=0 tokens=a.txt blank=1", "'blank=' is given twice"),
             ("transducer blank=0 max_tokens=0", "max_tokens= is a number from 1 to 1000"),
         ] {
             let error = Search::parse(text).unwrap_err();

@@ -1,5 +1,8 @@
 //! The texts of tokens, as a recogniser's `tokens.txt` lists them: a piece and its number in each line.
 
+use std::fs;
+use std::path::Path;
+
 use super::nodes::Nodes;
 use super::options::{PIECES, TOKENS};
 use crate::join::error::JoinError;
@@ -9,12 +12,34 @@ use crate::onnx::schema::{GraphProto, TensorProto};
 /// Most tokens of a file, so that a wrong number takes no memory.
 const MOST_PIECES: usize = 1 << 20;
 
+/// Most bytes of a file, so that a wrong one takes no memory.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Most characters of a line in an error: a wrong file may be one long line.
+const MOST_SHOWN: usize = 80;
+
+/// Reads the file of the pieces. The error says what is wrong with it.
+pub fn read_pieces(file: &Path) -> Result<Vec<String>, String> {
+    let unreadable = |error| format!("it can't be read: {error}");
+    let bytes = fs::metadata(file).map_err(unreadable)?.len();
+    if bytes > MOST_BYTES {
+        return Err(format!("it has {bytes} bytes, and at most {MOST_BYTES} are expected"));
+    }
+    pieces(&fs::read_to_string(file).map_err(unreadable)?)
+}
+
 /// Reads `tokens.txt`: `▁the 42` in each line, in any order. A line with a number alone stands for a space. The error names
 /// the line.
-pub fn pieces(text: &str) -> Result<Vec<String>, String> {
+fn pieces(text: &str) -> Result<Vec<String>, String> {
+    // Some editors begin a file with this mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut found: Vec<Option<String>> = Vec::new();
     for (at, line) in text.lines().enumerate() {
-        let wrong = |why: String| format!("line {}, '{line}': {why}", at + 1);
+        let wrong = |why: String| {
+            let shown: String = line.chars().take(MOST_SHOWN).collect();
+            let rest = if shown.len() < line.len() { "…" } else { "" };
+            format!("line {}, '{shown}{rest}': {why}", at + 1)
+        };
         // Only the last word is the number: pieces may have spaces.
         let trimmed = line.trim_end();
         if trimmed.is_empty() {
@@ -82,6 +107,18 @@ mod tests {
         let expected = ["<blk>", "▁the", " ", "a b"];
         assert_eq!(pieces("▁the 1\n<blk> 0\r\n  2\n\na b\t3\n").unwrap(), expected);
         assert_eq!(pieces("a 0\n1\n").unwrap(), ["a", " "]);
+        assert_eq!(pieces("\u{feff}a 0\n1\n").unwrap(), ["a", " "]);
+    }
+
+    #[test]
+    fn a_large_file_is_refused_and_a_long_line_is_shortened() {
+        let path = std::env::temp_dir().join(format!("triton-stateful-pieces-{}.txt", std::process::id()));
+        fs::File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        let error = read_pieces(&path).unwrap_err();
+        let _ = fs::remove_file(&path);
+        assert_eq!(error, "it has 67108865 bytes, and at most 67108864 are expected");
+        let error = pieces(&"é".repeat(1_000_000)).unwrap_err();
+        assert!(error.contains("é…': a piece and its number are expected") && error.len() < 400, "{error}");
     }
 
     #[test]
