@@ -10,8 +10,9 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s};
 use crate::pairs::StatePair;
 
-/// Most elements of a context, as in `input_context`.
-const MOST_ELEMENTS: i64 = u32::MAX as i64;
+/// Most elements of a context: the comparison can't hold more, and ONNX Runtime ends the process if a dimension that it
+/// infers for a Slice has 2^31 or more.
+const MOST_ELEMENTS: i64 = 1 << 26;
 
 /// Context of an input that is wired.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -81,6 +81,7 @@ fn contexts_that_cannot_be_are_refused_by_name() {
         ("b.w=1", "context of 'b.w': write its axis, as in b.w=1@1: it is [N, 7, 3]"),
         ("b.w=9", "context of 'b.w': write its axis"),
         ("b.w=5@1 b.w=5@1", "context of 'b.w': it is given twice"),
+        ("b.w=2147483647@1", "context of 'b.w': it would have 2147483647 elements, and 1 to 67108864 are expected"),
         ("b.q=5", "graph 'b' has no input 'q' (it has w)"),
         ("c.w=5", "'c.w' names no graph"),
     ] {
