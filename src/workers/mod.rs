@@ -314,7 +314,6 @@ impl Shared {
     }
 
     fn refuse_queued(&self, refused: Vec<(Box<Queued>, Refused)>) {
-        let unfit = |(queued, why): (Box<Queued>, Refused)| (queued.row.request, Some(Box::new(why.into())));
         self.refuse(refused.into_iter().map(unfit).collect());
     }
 
@@ -352,11 +351,6 @@ impl Shared {
         let requests = settled.requests.len();
         worker.responder.dispatch(settled, requests, || if goes_on { instance.next_run_ns() } else { 0 });
         if self.stored.is_some() {
-            // Their sequence is in the store, although its state here is gone.
-            let moved = |(queued, why): (Box<Queued>, Refused)| match why {
-                Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
-                why => (queued.row.request, Some(Box::new(why.into()))),
-            };
             self.refuse(refused.into_iter().map(moved).collect());
         } else {
             self.refuse_queued(refused);
@@ -371,15 +365,19 @@ impl Shared {
         let mut scheduler = self.scheduler.lock();
         for (lane, _) in lookups {
             match found.next().unwrap_or_else(Found::failed) {
-                Found::Taken => wake.extend(scheduler.found(*lane)),
+                Found::Taken => {
+                    let requests = scheduler.found(*lane, now, &mut wake);
+                    if !requests.is_empty() {
+                        stored.forget([*lane]);
+                    }
+                    refused.extend(requests.into_iter().map(unfit));
+                }
+                Found::Missing => refused.extend(scheduler.not_found(*lane, now, &mut wake).into_iter().map(unfit)),
                 Found::No(error) => {
-                    let mut error = Some(Box::new(error));
-                    let requests = scheduler.not_found(*lane, now, &mut wake).into_iter();
-                    // The first gets the reason, and the others that the sequence is not here.
-                    let unfit = |(queued, why): (Box<Queued>, Refused)| {
-                        (queued.row.request, Some(error.take().unwrap_or_else(|| Box::new(why.into()))))
-                    };
-                    refused.extend(requests.map(unfit));
+                    let mut requests = scheduler.not_found(*lane, now, &mut wake).into_iter();
+                    // The first gets the reason. The store may have the sequence, so no other is told that it is missing.
+                    refused.extend(requests.next().map(|(first, _)| (first.row.request, Some(Box::new(error)))));
+                    refused.extend(requests.map(moved));
                 }
             }
         }
@@ -400,6 +398,19 @@ impl Shared {
         if self.releases.release(requests) {
             self.alarm.by(Instant::now() + LOOK_EVERY);
         }
+    }
+}
+
+/// A queued request that cannot run.
+fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
+    (queued.row.request, Some(Box::new(why.into())))
+}
+
+/// The same, of a sequence that may be in the store, although its state here is gone.
+fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
+    match why {
+        Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
+        why => unfit((queued, why)),
     }
 }
 

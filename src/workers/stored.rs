@@ -48,7 +48,9 @@ struct Owned {
 pub(super) enum Found {
     /// It is this server's now.
     Taken,
-    /// It is not there, or the store can't give it.
+    /// The store doesn't have it.
+    Missing,
+    /// The store can't give it.
     No(RequestError),
 }
 
@@ -113,12 +115,12 @@ impl Stored {
         let keys: Vec<_> = keys.iter().map(Vec::as_slice).collect();
         match self.keeper.claim(&keys) {
             Ok(claimed) => {
-                let found = |((lane, id), claimed): (&(u32, SequenceId), Claimed)| match claimed {
+                let found = |((lane, _), claimed): (&(u32, SequenceId), Claimed)| match claimed {
                     Claimed::Taken(hold, state) => {
                         self.owned.lock().insert(*lane, Owned { hold, state: Some(state) });
                         Found::Taken
                     }
-                    Claimed::Ended | Claimed::Absent => Found::No(AdmissionError::Missing(id.clone()).into()),
+                    Claimed::Ended | Claimed::Absent => Found::Missing,
                 };
                 lookups.iter().zip(claimed).map(found).collect()
             }
@@ -165,6 +167,7 @@ impl Stored {
                     let state = self.owned.lock().get_mut(&lane).and_then(|owned| owned.state.take());
                     self.adopt(instance, &mut rows[at], &state.unwrap_or_default());
                 }
+                Found::Missing => refuse(&mut rows[at], |id| AdmissionError::Missing(id.clone()).into()),
                 Found::No(error) => refuse(&mut rows[at], |_| error),
             }
         }

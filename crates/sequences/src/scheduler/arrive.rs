@@ -198,6 +198,8 @@ impl<R> Scheduler<R> {
         let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
         let id = id.unwrap_or_else(|| self.ids.next(is_taken));
         self.end_parked(&id);
+        // What is found under the id from now on may be the new sequence.
+        self.elsewhere.retain(|lane| self.sequences.get(lane).is_some_and(|sequence| sequence.id != id));
         let until = self.until(wait, now);
         let lane = self.insert(id, until, false);
         let Some(source) = source else {
@@ -264,6 +266,19 @@ impl<R> Scheduler<R> {
         self.place_with(lane, worker, now);
         if let Some(clone) = self.sequences.get_mut(&lane).filter(|_| !is_idle) {
             clone.phase = Phase::Cloning;
+        }
+    }
+
+    /// Lets the sequences begin that begin with the state that this one has now.
+    pub(super) fn begin_clones(&mut self, lane: u32) {
+        while let Some(sequence) = self.sequences.get_mut(&lane)
+            && let Some(&Queued::CloneTo(clone)) = sequence.requests.front()
+        {
+            sequence.requests.pop_front();
+            if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
+                clone_of.phase = Phase::Ready;
+                self.workers[clone_of.worker].run(clone);
+            }
         }
     }
 

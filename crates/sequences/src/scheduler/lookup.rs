@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::request::Refused;
-use super::{Phase, Scheduler};
+use super::{Phase, Scheduler, Sequence};
 use crate::SequenceId;
 
 impl<R> Scheduler<R> {
@@ -21,6 +21,7 @@ impl<R> Scheduler<R> {
         }
         let until = self.until(wait, now);
         let lane = self.insert(id, until, true);
+        self.elsewhere.insert(lane);
         self.place_or_wait(lane, has_place, until, now);
         Ok(lane)
     }
@@ -32,13 +33,19 @@ impl<R> Scheduler<R> {
         lookups.into_iter().filter_map(with_id).collect()
     }
 
-    /// A sequence was found. Returns the worker to wake, which has to get its state before its requests.
-    pub fn found(&mut self, lane: u32) -> Option<usize> {
-        let sequence = self.sequences.get_mut(&lane).filter(|sequence| sequence.phase == Phase::LookedUp)?;
+    /// A sequence was found. `wake` gets its worker, which has to get its state before its requests. If a START has taken its
+    /// id meanwhile, what was found may be the new sequence; then returns the requests, which cannot run.
+    pub fn found(&mut self, lane: u32, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
+        let is_looked_for = |sequence: &&mut Sequence<R>| sequence.phase == Phase::LookedUp;
+        let Some(sequence) = self.sequences.get_mut(&lane).filter(is_looked_for) else { return Vec::new() };
+        if !self.elsewhere.remove(&lane) {
+            return self.not_found(lane, now, wake);
+        }
         (sequence.phase, sequence.has_state) = (Phase::Ready, true);
         let worker = sequence.worker;
         self.workers[worker].run(lane);
-        Some(worker)
+        wake.push(worker);
+        Vec::new()
     }
 
     /// A sequence was not found. Returns its requests, which cannot run. `wake`: see [`Scheduler::fill_places`].

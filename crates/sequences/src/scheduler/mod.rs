@@ -19,9 +19,9 @@
 //! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
 //!   wait for its last one.
 //! - The caller passes the time. Nothing here reads a clock.
-//! - No operation takes longer with more sequences that have a place. Two take longer with more sequences of a kind:
-//!   [`Scheduler::take`] with those whose last run failed, and removing a sequence that waits for a place with those that
-//!   wait.
+//! - No operation takes longer with more sequences that have a place. Three take longer with more sequences of a kind:
+//!   [`Scheduler::take`] with those whose last run failed, a START with those that are looked for, and removing a sequence
+//!   that waits for a place with those that wait.
 //!
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 
@@ -153,6 +153,8 @@ pub struct Scheduler<R> {
     parked: LinkedHashMap<SequenceId, (u32, Instant)>,
     /// Lanes of sequences that nobody has begun to look for.
     lookups: Vec<u32>,
+    /// Lanes of sequences that are elsewhere, wait or are looked for, and whose id no START has taken since.
+    elsewhere: BTreeSet<u32>,
     last_scan: Instant,
 }
 
@@ -174,6 +176,7 @@ impl<R> Scheduler<R> {
             last_success: LinkedHashMap::new(),
             parked: LinkedHashMap::new(),
             lookups: Vec::new(),
+            elsewhere: BTreeSet::new(),
             last_scan: now,
         }
     }
@@ -195,6 +198,7 @@ impl<R> Scheduler<R> {
         while let Some((lane, source)) = lanes.pop() {
             self.close(lane);
             let Some(sequence) = self.sequences.remove(&lane) else { continue };
+            self.elsewhere.remove(&lane);
             if let Phase::Waiting(until) = sequence.phase {
                 self.waiting.retain(|&waiting| waiting != lane);
                 self.waiting_until.remove(&(until, lane));
@@ -382,19 +386,6 @@ impl<R> Scheduler<R> {
             sequence.requests.push_front(Queued::Begun(request));
             sequence.phase = Phase::Ready;
             self.workers[sequence.worker].run(lane);
-        }
-    }
-
-    /// Lets the sequences begin that begin with the state that this one has now.
-    fn begin_clones(&mut self, lane: u32) {
-        while let Some(sequence) = self.sequences.get_mut(&lane)
-            && let Some(&Queued::CloneTo(clone)) = sequence.requests.front()
-        {
-            sequence.requests.pop_front();
-            if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
-                clone_of.phase = Phase::Ready;
-                self.workers[clone_of.worker].run(clone);
-            }
         }
     }
 

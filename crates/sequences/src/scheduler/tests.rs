@@ -817,8 +817,11 @@ fn a_sequence_that_is_not_here_is_looked_for_and_its_requests_wait() {
     assert!(bench.scheduler.take_lookups().is_empty());
     // Others run meanwhile.
     assert_eq!(bench.run(Outcome::Advanced), [3]);
-    assert_eq!(bench.scheduler.found(lane), Some(0));
-    assert_eq!(bench.scheduler.found(lane), None);
+    let mut wake = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(bench.scheduler.found(lane, bench.now, &mut wake), []);
+        assert_eq!(wake, [0]);
+    }
     // It has a state before its first request, so a failure leaves it.
     assert_eq!(bench.run(Outcome::Failed), [1]);
     assert_eq!(bench.run(Outcome::Advanced), [2]);
@@ -838,6 +841,22 @@ fn the_requests_of_a_sequence_that_is_not_found_are_refused_and_its_place_is_fre
     // The next one got its place.
     assert_eq!(bench.scheduler.take_lookups().len(), 1);
     assert_eq!(bench.scheduler.live(), 1);
+}
+
+#[test]
+fn what_is_found_after_a_start_with_the_id_is_not_taken_for_the_older_sequence() {
+    for (first, on_duplicate_start) in [("", OnDuplicateStart::Restart), ("E", OnDuplicateStart::Reject)] {
+        let mut bench = bench_with_store(Rules { on_duplicate_start, ..rules() });
+        bench.send(7, first, 1).unwrap();
+        let (lane, _) = bench.scheduler.take_lookups().remove(0);
+        bench.send(7, "S", 2).unwrap();
+        assert_eq!(bench.run(Outcome::Advanced), [2]);
+        let refused = bench.scheduler.found(lane, bench.now, &mut Vec::new());
+        assert_eq!(refused, [(1, Refused::Missing(id(7)))]);
+        bench.send(7, "", 3).unwrap();
+        assert_eq!(bench.run(Outcome::Advanced), [3]);
+        assert_eq!(bench.scheduler.live(), 1);
+    }
 }
 
 #[test]
