@@ -53,6 +53,8 @@ pub(super) struct Reader {
     expected: Expected,
     control: ControlReader,
     tells_id: TellsId,
+    /// Another server can go on with a sequence that is here.
+    shares_sequences: bool,
 }
 
 impl Reader {
@@ -65,6 +67,7 @@ impl Reader {
             expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
             control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
             tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
+            shares_sequences: model.keeper.as_ref().is_some_and(|keeper| keeper.is_shared()),
         })
     }
 
@@ -102,6 +105,12 @@ impl Reader {
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
                 if asked.resume && control.id.is_none() {
                     return Err(conflict("'resume' needs the id of the parked sequence").into());
+                }
+                if asked.clone_of.is_some() && self.shares_sequences {
+                    // Only a request of a sequence asks the store whether the state here is the newest.
+                    let why = "another server may have gone on with the sequence of 'clone_of', because they share a \
+                               'state_store': read a snapshot of it, and start with that";
+                    return Err(conflict(why).into());
                 }
                 control.end |= asked.delete;
                 control.origin = match &asked.clone_of {

@@ -93,6 +93,19 @@ def test_a_start_begins_anew_on_any_server(two, connect, location_of_valkey):
     assert steps(new.step(booked(4))) == (2, 2)
 
 
+def test_a_clone_of_a_sequence_that_may_be_elsewhere_is_refused(two, connect, location_of_valkey):
+    model = stored(models.lstm("cloned_elsewhere"), location_of_valkey, state_api="true")
+    two[0].serve(model)
+    talk = Talk(connect(two[0]), model, 70)
+    talk.start()
+    with pytest.raises(Refused) as refused:
+        clone = {"sequence_id": 71, "sequence_start": True, "clone_of": 70}
+        talk.client.ask(model.name, model.draw(talk.rng), clone)
+    assert refused.value.code == "INVALID_ARGUMENT"
+    assert "clone_of" in refused.value.text and "state_store" in refused.value.text
+    assert steps(talk.step()) == (2, 2)
+
+
 def test_a_folder_is_for_one_server(two, location_of_file):
     model = stored(ledger("one_server"), location_of_file)
     two[0].serve(model)
