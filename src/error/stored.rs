@@ -22,6 +22,9 @@ pub enum StoredError {
          later"
     )]
     Failed { id: SequenceId, source: StoreError },
+    /// The store takes no state of this size.
+    #[error("STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered")]
+    TooLarge { id: SequenceId, source: StoreError },
     /// What the store has is no state of this model.
     #[error("STATE_STORE_DAMAGED: the state of sequence {id} in the store cannot be used: {source}; start it again")]
     Damaged { id: SequenceId, source: SnapshotError },
@@ -31,7 +34,7 @@ impl StoredError {
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
             Self::Moved(_) => (Reason::StateStore, Code::Unavailable),
-            Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
+            Self::TooLarge { .. } => (Reason::StateStore, Code::InvalidArg),
             Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),
             Self::Damaged { .. } => (Reason::StateStore, Code::Internal),
         }

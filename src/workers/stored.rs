@@ -338,7 +338,11 @@ fn refuse(row: &mut Row, error: impl FnOnce(&SequenceId) -> RequestError) {
 }
 
 fn failed(id: &SequenceId, source: &StoreError) -> RequestError {
-    StoredError::Failed { id: id.clone(), source: source.clone() }.into()
+    let (id, source) = (id.clone(), source.clone());
+    match source {
+        StoreError::TooLarge { .. } => StoredError::TooLarge { id, source }.into(),
+        source => StoredError::Failed { id, source }.into(),
+    }
 }
 
 /// An id in the store. A number and its digits are two ids.

@@ -11,7 +11,7 @@ impl Token {
     /// Length of [`Token::bytes`].
     pub const BYTES: usize = 16;
 
-    /// A token that nobody else has.
+    /// A random token.
     pub fn random() -> Result<Self, StoreError> {
         let mut bytes = [0; Self::BYTES];
         getrandom::fill(&mut bytes).map_err(|error| StoreError::Unreachable(format!("no random numbers: {error}")))?;

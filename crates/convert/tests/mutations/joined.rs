@@ -51,42 +51,7 @@ pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
         }
         graphs.push(model);
     }
-    let name = |choices: &mut Choices, outputs: bool| {
-        let index = choices.below(count);
-        let graph = graphs[index].graph.as_ref().unwrap();
-        let values = if outputs { &graph.output } else { &graph.input };
-        let value = values.get(choices.below(values.len())).map_or("none", |value| value.name());
-        format!("g{index}.{value}")
-    };
-    let mut options = JoinOptions::default();
-    for _ in 0..choices.below(4).saturating_sub(1) {
-        let is_input = choices.below(8) == 0;
-        options.wires.push(Wire { from: name(&mut choices, !is_input), to: name(&mut choices, false) });
-    }
-    if choices.below(8) == 0 {
-        options.states = vec![StatePair { input: name(&mut choices, false), output: name(&mut choices, true) }];
-    }
-    if choices.below(4) == 0 {
-        options.outputs = vec![name(&mut choices, true)];
-    }
-    if is_recogniser || choices.below(4) == 0 {
-        let max_tokens = choices.pick(&[1, 3]);
-        let durations = if choices.below(4) == 0 { vec![0, 1, 2] } else { Vec::new() };
-        let kind =
-            if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens, durations } };
-        let logits = (choices.below(16) == 0).then(|| name(&mut choices, true));
-        options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits, tokens: None });
-    }
-    // An input that has ended gives 0.
-    if choices.below(4) == 1 {
-        let axis = choices.pick(&[None, Some(0), Some(1), Some(2), Some(usize::MAX)]);
-        let elements = choices.pick(&[1, 2, 5, 0, i64::MIN, i64::MAX]);
-        let whole = choices.below(2) == 0;
-        options.contexts = vec![Context { input: name(&mut choices, false), elements, axis, whole }];
-    }
-    if choices.below(4) == 1 {
-        options.pieces = Some(vec!["▁a".to_owned(); choices.pick(&[12, 8, 0])]);
-    }
+    let options = options(&mut choices, &graphs, is_recogniser);
     let part = |(index, model): (usize, &ModelProto)| Part {
         name: format!("g{index}"),
         model: write(model).into(),
@@ -98,6 +63,47 @@ pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
         assert!(!error.to_string().is_empty());
     }
     Some((parts, joined.ok()?))
+}
+
+/// Wires, states, outputs, a search and contexts of these graphs, valid or not.
+fn options(choices: &mut Choices, graphs: &[ModelProto], is_recogniser: bool) -> JoinOptions {
+    let name = |choices: &mut Choices, outputs: bool| {
+        let index = choices.below(graphs.len());
+        let graph = graphs[index].graph.as_ref().unwrap();
+        let values = if outputs { &graph.output } else { &graph.input };
+        let value = values.get(choices.below(values.len())).map_or("none", |value| value.name());
+        format!("g{index}.{value}")
+    };
+    let mut options = JoinOptions::default();
+    for _ in 0..choices.below(4).saturating_sub(1) {
+        let is_input = choices.below(8) == 0;
+        options.wires.push(Wire { from: name(choices, !is_input), to: name(choices, false) });
+    }
+    if choices.below(8) == 0 {
+        options.states = vec![StatePair { input: name(choices, false), output: name(choices, true) }];
+    }
+    if choices.below(4) == 0 {
+        options.outputs = vec![name(choices, true)];
+    }
+    if is_recogniser || choices.below(4) == 0 {
+        let max_tokens = choices.pick(&[1, 3]);
+        let durations = if choices.below(4) == 0 { vec![0, 1, 2] } else { Vec::new() };
+        let kind =
+            if choices.below(3) == 0 { SearchKind::Ctc } else { SearchKind::Transducer { max_tokens, durations } };
+        let logits = (choices.below(16) == 0).then(|| name(choices, true));
+        options.search = Some(Search { kind, blank: choices.pick(&[0, 5, i64::MAX]), logits, tokens: None });
+    }
+    // An input that has ended gives 0.
+    if choices.below(4) == 1 {
+        let axis = choices.pick(&[None, Some(0), Some(1), Some(2), Some(usize::MAX)]);
+        let elements = choices.pick(&[1, 2, 5, 0, i64::MIN, i64::MAX]);
+        let whole = choices.below(2) == 0;
+        options.contexts = vec![Context { input: name(choices, false), elements, axis, whole }];
+    }
+    if choices.below(4) == 1 {
+        options.pieces = Some(vec!["▁a".to_owned(); choices.pick(&[12, 8, 0])]);
+    }
+    options
 }
 
 /// An encoder, a predictor, a joiner, and a predictor with its joint.

@@ -151,9 +151,9 @@ pub struct Scheduler<R> {
     /// The sequences that are parked, by id, each with its lane and until when; the first to end is first. A parked
     /// sequence has no place. Its worker still has its state.
     parked: LinkedHashMap<SequenceId, (u32, Instant)>,
-    /// Lanes of sequences that nobody has begun to look for.
+    /// Lanes that the next [`Scheduler::take_lookups`] returns.
     lookups: Vec<u32>,
-    /// Lanes of sequences that are elsewhere, wait or are looked for, and whose id no START has taken since.
+    /// Lanes of sequences that wait to be looked for or are looked for. A START with the id of one removes it from here.
     elsewhere: BTreeSet<u32>,
     last_scan: Instant,
 }

@@ -48,7 +48,7 @@ fn what_was_saved_before_a_kill_is_there_after_it() {
         let begins =
             lines.find_map(|line| line.rsplit_once("begins at ").map(|(_, count)| count.parse::<u64>().unwrap()));
         let begins = begins.unwrap();
-        // A save that nobody has heard of may be there.
+        // The process may have saved once more before it was killed, without reporting it.
         assert!(begins == last || begins == last + 1, "{last} was saved, and the store has {begins}");
         for line in lines.by_ref().take(1 + (round * 7 % 11) as usize) {
             last = line.strip_prefix("saved ").unwrap().parse().unwrap();

@@ -1,0 +1,82 @@
+//! Sequences that are not here, and may be in a store.
+
+use super::*;
+
+/// A bench whose scheduler looks for sequences in a store.
+fn bench_with_store(rules: Rules) -> Bench {
+    Bench::new(Rules { looks_up: true, ..rules })
+}
+
+#[test]
+fn a_sequence_that_is_not_here_is_looked_for_and_its_requests_wait() {
+    let mut bench = bench_with_store(rules());
+    bench.send(7, "", 1).unwrap();
+    bench.send(7, "", 2).unwrap();
+    bench.send(8, "S", 3).unwrap();
+    let lookups = bench.scheduler.take_lookups();
+    let [(lane, ref of)] = lookups[..] else { panic!("{lookups:?}") };
+    assert_eq!(*of, id(7));
+    assert!(bench.scheduler.take_lookups().is_empty());
+    // Others run meanwhile.
+    assert_eq!(bench.run(Outcome::Advanced), [3]);
+    let mut wake = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(bench.scheduler.found(lane, bench.now, &mut wake), []);
+        assert_eq!(wake, [0]);
+    }
+    // It has a state before its first request, so a failure leaves it.
+    assert_eq!(bench.run(Outcome::Failed), [1]);
+    assert_eq!(bench.run(Outcome::Advanced), [2]);
+    assert_eq!(bench.scheduler.live(), 2);
+}
+
+#[test]
+fn the_requests_of_a_sequence_that_is_not_found_are_refused_and_its_place_is_free() {
+    let mut bench = bench_with_store(Rules { max_sequences: 1, max_waiting: 1, ..rules() });
+    bench.send(7, "", 1).unwrap();
+    bench.send(7, "E", 2).unwrap();
+    bench.send(8, "", 3).unwrap();
+    assert_eq!(bench.send(9, "", 4), Err(Refused::QueueFull { id: Some(id(9)), max: 1, idle: IdleRule::Never }));
+    let (lane, _) = bench.scheduler.take_lookups().remove(0);
+    let refused = bench.scheduler.not_found(lane, bench.now, &mut Vec::new());
+    assert_eq!(refused, [(1, Refused::Missing(id(7))), (2, Refused::Missing(id(7)))]);
+    // The next one got its place.
+    assert_eq!(bench.scheduler.take_lookups().len(), 1);
+    assert_eq!(bench.scheduler.live(), 1);
+}
+
+#[test]
+fn what_is_found_after_a_start_with_the_id_is_not_taken_for_the_older_sequence() {
+    for (first, on_duplicate_start) in [("", OnDuplicateStart::Restart), ("E", OnDuplicateStart::Reject)] {
+        let mut bench = bench_with_store(Rules { on_duplicate_start, ..rules() });
+        bench.send(7, first, 1).unwrap();
+        let (lane, _) = bench.scheduler.take_lookups().remove(0);
+        bench.send(7, "S", 2).unwrap();
+        assert_eq!(bench.run(Outcome::Advanced), [2]);
+        let refused = bench.scheduler.found(lane, bench.now, &mut Vec::new());
+        assert_eq!(refused, [(1, Refused::Missing(id(7)))]);
+        bench.send(7, "", 3).unwrap();
+        assert_eq!(bench.run(Outcome::Advanced), [3]);
+        assert_eq!(bench.scheduler.live(), 1);
+    }
+}
+
+#[test]
+fn a_sequence_that_waits_for_its_place_for_too_long_is_not_looked_for() {
+    let mut bench = bench_with_store(Rules { max_sequences: 1, max_waiting: 1, ..rules() });
+    bench.send(8, "S", 1).unwrap();
+    bench.send(7, "", 2).unwrap();
+    bench.now += 10 * SECOND;
+    assert_eq!(bench.scheduler.scan(bench.now, &mut Vec::new()), [(2, Refused::Late(id(7)))]);
+    assert!(bench.scheduler.take_lookups().is_empty());
+    assert_eq!(bench.scheduler.waiting(), 0);
+}
+
+#[test]
+fn the_rows_of_a_request_may_name_sequences_that_are_not_here() {
+    let bench = bench_with_store(Rules { max_sequences: 1, ..rules() });
+    let control = |number| Control { id: Some(id(number)), start: false, end: false, origin: Origin::Own };
+    assert_eq!(bench.scheduler.check(&[&control(7)]), Ok(()));
+    assert!(bench.scheduler.check(&[&control(7), &control(8)]).is_err());
+    assert_eq!(Bench::new(rules()).scheduler.check(&[&control(7)]), Err((0, Refused::Missing(id(7)))));
+}
