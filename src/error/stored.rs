@@ -19,12 +19,9 @@ pub enum StoredError {
     /// The store did not do what was asked.
     #[error(
         "STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered: send it again \
-         later"
+         when the store can save it"
     )]
     Failed { id: SequenceId, source: StoreError },
-    /// The store takes no state of this size.
-    #[error("STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered")]
-    TooLarge { id: SequenceId, source: StoreError },
     /// What the store has is no state of this model.
     #[error("STATE_STORE_DAMAGED: the state of sequence {id} in the store cannot be used: {source}; start it again")]
     Damaged { id: SequenceId, source: SnapshotError },
@@ -34,7 +31,7 @@ impl StoredError {
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
             Self::Moved(_) => (Reason::StateStore, Code::Unavailable),
-            Self::TooLarge { .. } => (Reason::StateStore, Code::InvalidArg),
+            Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
             Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),
             Self::Damaged { .. } => (Reason::StateStore, Code::Internal),
         }

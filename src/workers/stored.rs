@@ -338,11 +338,7 @@ fn refuse(row: &mut Row, error: impl FnOnce(&SequenceId) -> RequestError) {
 }
 
 fn failed(id: &SequenceId, source: &StoreError) -> RequestError {
-    let (id, source) = (id.clone(), source.clone());
-    match source {
-        StoreError::TooLarge { .. } => StoredError::TooLarge { id, source }.into(),
-        source => StoredError::Failed { id, source }.into(),
-    }
+    StoredError::Failed { id: id.clone(), source: source.clone() }.into()
 }
 
 /// An id in the store. A number and its digits are two ids.
