@@ -1,37 +1,26 @@
-"""Many streams at the pace of real time: each sends 20 ms of sound every 20 ms, whether or not the last one is answered.
-
-The clients share a few gRPC streams of a few processes, so that on a small machine they leave something for the server.
-"""
+"""Many streams at the pace of real time: each sends 20 ms of sound every 20 ms, whether or not the last one is answered."""
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
-from multiprocessing.synchronize import Barrier
 
-import grpc
 import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2
 
+from support import senders
 from support.speech import PACKET_S, PACKET_SAMPLES, Stream, cut_streams, read_recording
 
-PROCESSES = 2
 # An answer is late when the next packet is due.
 LATE_S = PACKET_S
 # Held is a pace at which hardly an answer is late.
 LATE_SHARE = 0.01
 # Who is this far behind does not catch up.
 GIVE_UP_S = 0.5
-# The first packet is due this long after the last sender is ready.
-START_IN_S = 0.1
-# A sender takes seconds to start on a busy machine.
-READY_TIMEOUT_S = 60
-_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @dataclass(frozen=True)
@@ -81,16 +70,12 @@ def streams_of(pace: Pace) -> list[Stream]:
 def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id: int) -> tuple[Pace, Outcome]:
     """All streams for some seconds of audio."""
     pace = Pace(model, streams, round(seconds / PACKET_S), seed, first_id)
-    shares = [range(streams)[at::PROCESSES] for at in range(min(PROCESSES, streams))]
-    # grpc does not survive a fork
-    context = multiprocessing.get_context("spawn")
-    start = _Start(context.Barrier(len(shares)), context.Value("d"))
-    with context.Pool(len(shares), initializer=_set_start, initargs=(start,)) as pool:
-        parts = pool.starmap(_send_share, [(url, pace, share) for share in shares], chunksize=1)
+    sent = senders.run(streams, functools.partial(_send_share, url, pace))
     probabilities: list[list[float]] = [[] for _ in range(streams)]
-    for share, part in zip(shares, parts, strict=True):
+    for share, part in sent:
         for stream, given in zip(share, part.probabilities, strict=True):
             probabilities[stream] = given
+    parts = [part for _, part in sent]
     return pace, Outcome(
         np.concatenate([part.latencies_s for part in parts]),
         probabilities,
@@ -99,33 +84,9 @@ def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id:
     )
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The start of all senders, when each of them is ready."""
-
-    barrier: Barrier
-    at: Synchronized[float]
-
-    def wait(self) -> float:
-        """The time of the start, of the system's monotonic clock: the same for all."""
-        if self.barrier.wait(READY_TIMEOUT_S) == 0:
-            self.at.value = time.monotonic() + START_IN_S
-        self.barrier.wait(READY_TIMEOUT_S)
-        return self.at.value
-
-
-def _set_start(start: _Start) -> None:
-    """Barriers and values reach a process of a pool only when it starts."""
-    global _start
-    _start = start
-
-
-_start: _Start
-
-
-def _send_share(url: str, pace: Pace, share: Sequence[int]) -> Outcome:
+def _send_share(url: str, pace: Pace, share: Sequence[int], start: senders.Start) -> Outcome:
     """One process's streams, over one gRPC stream."""
-    return _Sender(pace, share).run(url, _start)
+    return _Sender(pace, share).run(url, start)
 
 
 class _Sender:
@@ -134,20 +95,23 @@ class _Sender:
         self.share = share
         cut = streams_of(pace)
         self.packets = {stream: cut[stream].packets for stream in share}
-        self.heads = {(stream, kind): _head(pace, stream, *kind) for stream in share for kind in _KINDS}
+        self.heads = {
+            (stream, kind): senders.head(pace.model, stream, pace.first_id + stream, *kind, PACKET_SAMPLES)
+            for stream in share
+            for kind in _KINDS
+        }
         self.waiting: dict[int, deque[float]] = {stream: deque() for stream in share}
         self.probabilities: dict[int, list[float]] = {stream: [] for stream in share}
         self.started_at = 0.0
         self.gave_up = False
 
-    def run(self, url: str, start: _Start) -> Outcome:
+    def run(self, url: str, start: senders.Start) -> Outcome:
         process = psutil.Process()
         latencies = []
-        with grpc.insecure_channel(url) as channel:
-            grpc.channel_ready_future(channel).result(READY_TIMEOUT_S)
+        with senders.stream_to(url) as infer:
             self.started_at = start.wait()
             before = process.cpu_times()
-            for answer in channel.stream_stream(_STREAM_INFER)(self._messages()):
+            for answer in infer(self._messages()):
                 latency_s, made_a_step = self._settle(answer)
                 if made_a_step:
                     latencies.append(latency_s)
@@ -169,7 +133,7 @@ class _Sender:
                     continue
                 self.waiting[stream].append(due)
                 kind = (packet == 0, packet == last)
-                yield self.heads[stream, kind] + _SAMPLES + self.packets[stream][packet].tobytes()
+                yield self.heads[stream, kind] + self.packets[stream][packet].tobytes()
 
     def _settle(self, message: bytes) -> tuple[float, bool]:
         """Keeps an answer. The seconds since it was due, and whether it has a step. Those of a stream come in order."""
@@ -183,17 +147,3 @@ class _Sender:
 
 
 _KINDS = [(False, False), (True, False), (False, True), (True, True)]
-# The tag of `raw_input_contents` and the length of a packet: what follows a head is the samples.
-_SAMPLES = service_pb2.ModelInferRequest(raw_input_contents=[bytes(PACKET_SAMPLES * 4)]).SerializeToString()[
-    : -PACKET_SAMPLES * 4
-]
-
-
-def _head(pace: Pace, stream: int, start: bool, end: bool) -> bytes:
-    """A request without its samples; protobuf lets a message be written in parts."""
-    request = service_pb2.ModelInferRequest(model_name=pace.model, id=str(stream))
-    request.parameters["sequence_id"].int64_param = pace.first_id + stream
-    request.parameters["sequence_start"].bool_param = start
-    request.parameters["sequence_end"].bool_param = end
-    request.inputs.add(name="input", datatype="FP32", shape=[1, PACKET_SAMPLES])
-    return request.SerializeToString()

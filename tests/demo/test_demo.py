@@ -12,7 +12,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from support import cpu_use, demo, real_time, real_time_senders
+from support import cpu_use, demo, real_time, real_time_senders, senders
 from support.cpu_use import CpuMeter, CpuUse, waited_s
 from support.demo import Comparison
 from support.real_time import Cost
@@ -35,13 +35,13 @@ def test_streams_without_all_their_answers_are_not_compared(monkeypatch):
 
 def test_senders_start_at_one_time_which_is_still_to_come_when_the_last_is_ready():
     context = multiprocessing.get_context("spawn")
-    start = real_time_senders._Start(context.Barrier(2), context.Value("d"))
+    start = senders.Start(context.Barrier(2), context.Value("d"))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(start.wait)
         ready_at = time.monotonic()
         started_at = start.wait()
         assert first.result() == started_at
-    assert started_at >= ready_at + real_time_senders.START_IN_S
+    assert started_at >= ready_at + senders.START_IN_S
 
 
 def a_try(

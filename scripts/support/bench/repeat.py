@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 import psutil
 import tritonclient.grpc as grpc
-from onnx import TensorProto, helper, numpy_helper
 
 from support.bench.padding import VOCABULARY, config
+from support.next_token import with_next_token
 from support.server import TritonServer
 
 PROMPT, TOKENS = 16, 272
@@ -32,17 +32,6 @@ EACH = "model_transaction_policy { decoupled: true }\n"
 WAYS = {"client": ({}, ""), "repeat": (REPEAT, ""), "repeat, each step": (REPEAT, EACH)}
 
 IDS = itertools.count(1)
-
-
-def with_next_token(file: Path) -> onnx.ModelProto:
-    """The decoder, with the most probable next token as an output."""
-    model = onnx.load(file)
-    ends = {"last": [-1], "after_last": [2**62], "of_tokens": [1]}
-    model.graph.initializer.extend(numpy_helper.from_array(np.array(at), name) for name, at in ends.items())
-    model.graph.node.append(helper.make_node("ArgMax", ["logits"], ["best"], axis=-1, keepdims=0))
-    model.graph.node.append(helper.make_node("Slice", ["best", *ends], ["next_token"]))
-    model.graph.output.append(helper.make_tensor_value_info("next_token", TensorProto.INT64, ["batch_size", 1]))
-    return model
 
 
 @dataclass
@@ -112,7 +101,7 @@ class Talks:
 
 def tokens(folder: Path, decoder: Path, sequences: list[int], seconds: float, blocks: int) -> Iterator[dict]:
     """A row for each way and number of sequences. The ways take turns."""
-    repository, graph = folder / "repository", with_next_token(decoder).SerializeToString()
+    repository, graph = folder / "repository", with_next_token(onnx.load(decoder)).SerializeToString()
     for number, (parameters, more) in enumerate(WAYS.values()):
         version = repository / f"way_{number}" / "1"
         version.mkdir(parents=True)

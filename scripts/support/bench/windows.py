@@ -8,40 +8,33 @@ it has the last answer, so the machine is never idle.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import multiprocessing
 import queue
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import grpc
 import numpy as np
 import psutil
 import tritonclient.grpc as grpc_client
 from tritonclient.grpc import service_pb2
 
-from support import paths
+from support import paths, senders
 from support.server import TritonServer
 from support.speech import CHUNK_SAMPLES, PACKET_SAMPLES, SAMPLE_RATE, cut_streams, read_recording
 
 STREAMS = 64
 SECONDS = 10
 """Of audio of each stream."""
-PROCESSES = 2
 TOLERANCE = 1e-4
 """Between the probabilities of two cases: the sizes of their batches differ, and so do ONNX Runtime's roundings."""
-START_IN_S = 0.1
-READY_TIMEOUT_S = 60
 CLIENT, SERVER = "client", "server"
 CONFIGS = {CLIENT: ["input_context=input=64+512@1"], SERVER: ["input_context=input=64@1", "input_windows=input=512@1"]}
 QUEUE = "max_queued_requests_per_sequence=100000"
 """So that a machine that is too slow for the pace shows it in the latency."""
-_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _SEED = 7
 
 
@@ -120,13 +113,8 @@ def _write(model: Path, parameters: list[str]) -> None:
 
 
 def _run(server: TritonServer, load: Load) -> tuple[dict, dict[int, np.ndarray]]:
-    shares = [range(load.streams)[at::PROCESSES] for at in range(min(PROCESSES, load.streams))]
-    # grpc does not survive a fork
-    context = multiprocessing.get_context("spawn")
-    start = _Start(context.Barrier(len(shares)), context.Value("d"))
     before = _counts(server, load.case.cuts)
-    with context.Pool(len(shares), initializer=_set_start, initargs=(start,)) as pool:
-        parts = pool.starmap(_send_share, [(server.grpc_url, load, share) for share in shares], chunksize=1)
+    parts = [part for _, part in senders.run(load.streams, functools.partial(_send_share, server.grpc_url, load))]
     cpu_s, runs, steps = (now - then for now, then in zip(_counts(server, load.case.cuts), before, strict=True))
     audio_s = load.streams * SECONDS
     p50, p99 = np.percentile(np.concatenate([part.latencies_s for part in parts]), [50, 99]) * 1e3
@@ -161,33 +149,9 @@ def _check(case: Case, probabilities: dict[int, np.ndarray], expected: dict[int,
             raise RuntimeError(f"{case}: the answers of stream {stream} are not those of the first case")
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The start of all senders, when each of them is ready."""
-
-    barrier: Barrier
-    at: Synchronized[float]
-
-    def wait(self) -> float:
-        """The time of the start, of the system's monotonic clock: the same for all."""
-        if self.barrier.wait(READY_TIMEOUT_S) == 0:
-            self.at.value = time.monotonic() + START_IN_S
-        self.barrier.wait(READY_TIMEOUT_S)
-        return self.at.value
-
-
-def _set_start(start: _Start) -> None:
-    """Barriers and values reach a process of a pool only when it starts."""
-    global _start
-    _start = start
-
-
-_start: _Start
-
-
-def _send_share(url: str, load: Load, share: Sequence[int]) -> Outcome:
+def _send_share(url: str, load: Load, share: Sequence[int], start: senders.Start) -> Outcome:
     """One process's streams, over one gRPC stream."""
-    return _Sender(load, share).run(url, _start)
+    return _Sender(load, share).run(url, start)
 
 
 class _Sender:
@@ -198,18 +162,21 @@ class _Sender:
         self.audio = {stream: cut[stream].samples for stream in share}
         self.sent_at: dict[int, deque[float]] = {stream: deque() for stream in share}
         self.probabilities: dict[int, list[np.ndarray]] = {stream: [] for stream in share}
-        kinds = itertools.product(share, (False, True), (False, True))
-        self.heads = {kind: _head(load, *kind) for kind in kinds}
+        self.heads = {
+            (stream, start, end): senders.head(
+                load.case.cuts, stream, load.first_id + stream, start, end, load.case.samples
+            )
+            for stream, start, end in itertools.product(share, (False, True), (False, True))
+        }
         self.next: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
-    def run(self, url: str, start: _Start) -> Outcome:
+    def run(self, url: str, start: senders.Start) -> Outcome:
         process, latencies = psutil.Process(), []
-        with grpc.insecure_channel(url) as channel:
-            grpc.channel_ready_future(channel).result(READY_TIMEOUT_S)
+        with senders.stream_to(url) as infer:
             began = start.wait()
             before = process.cpu_times()
             messages = self._paced(began) if self.load.paced else self._one_by_one(began)
-            for answer in channel.stream_stream(_STREAM_INFER)(messages):
+            for answer in infer(messages):
                 latencies.append(self._settle(answer))
             ended, after = time.monotonic(), process.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
@@ -249,15 +216,3 @@ class _Sender:
         if answered < self.load.case.requests:
             self.next.put((stream, answered))
         return latency
-
-
-def _head(load: Load, stream: int, start: bool, end: bool) -> bytes:
-    """A request without its samples; protobuf lets a message be written in parts."""
-    request = service_pb2.ModelInferRequest(model_name=load.case.cuts, id=str(stream))
-    request.parameters["sequence_id"].int64_param = load.first_id + stream
-    request.parameters["sequence_start"].bool_param = start
-    request.parameters["sequence_end"].bool_param = end
-    request.inputs.add(name="input", datatype="FP32", shape=[1, load.case.samples])
-    size = 4 * load.case.samples
-    samples = service_pb2.ModelInferRequest(raw_input_contents=[bytes(size)]).SerializeToString()
-    return request.SerializeToString() + samples[:-size]

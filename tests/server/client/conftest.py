@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types
 
 import pytest
 
 from client.clients import PROTOCOLS, Clients
+from client.proxy import LossyProxy
 from harness import models
 from harness.model import Model
 from harness.own import own
@@ -48,3 +50,17 @@ def clients():
 def begin(clients, deployment, protocol):
     """`Sequence` of the protocol, without its first argument."""
     return clients.connect(protocol, deployment.server)
+
+
+@pytest.fixture
+def proxy(deployment, protocol):
+    http = protocol.startswith("http")
+    made = LossyProxy(deployment.server.http_url if http else deployment.server.grpc_url, "http" if http else "grpc")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def begin_lossy(proxy, clients, protocol):
+    """`Sequence` of the protocol through the proxy, without its first argument."""
+    return clients.connect(protocol, types.SimpleNamespace(grpc_url=proxy.url, http_url=proxy.url))

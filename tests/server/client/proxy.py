@@ -11,6 +11,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 
+import numpy as np
+
 #: What happens to a request. The connection breaks in all cases but the first.
 #: "request": the server doesn't get it. "answer": it runs, and its answer is lost.
 #: "late": the server gets it when the next request has been answered.
@@ -39,6 +41,11 @@ class LossyProxy:
         self._thread.start()
         self._server = self._run(asyncio.start_server(self._accept, "127.0.0.1", 0))
         self.url = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def lose_at_random(self, seed: int) -> None:
+        """Two of five requests are lost in one way or another."""
+        rng = np.random.default_rng(seed)
+        self.lose = lambda: str(rng.choice(LOSSES, p=[0.61, 0.13, 0.13, 0.13]))
 
     def close(self) -> None:
         self._run(self._stop())

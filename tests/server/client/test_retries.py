@@ -8,31 +8,11 @@ import types
 import numpy as np
 import pytest
 
-from client.proxy import LOSSES, LossyProxy
+from client.proxy import LOSSES
 from triton_stateful import AnswerLost, Retry, SequenceMissing, StateApiOff, Unavailable
 
 STEPS = 300
 AGAIN = Retry(attempts=30, backoff=0.001, longest=0.05)
-
-
-@pytest.fixture
-def proxy(deployment, protocol):
-    http = protocol.startswith("http")
-    made = LossyProxy(deployment.server.http_url if http else deployment.server.grpc_url, "http" if http else "grpc")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def begin_lossy(proxy, clients, protocol):
-    """`Sequence` of the protocol through the proxy, without its first argument."""
-    return clients.connect(protocol, types.SimpleNamespace(grpc_url=proxy.url, http_url=proxy.url))
-
-
-def losing(proxy, seed):
-    """Two of five requests are lost in one way or another."""
-    rng = np.random.default_rng(seed)
-    proxy.lose = lambda: str(rng.choice(LOSSES, p=[0.61, 0.13, 0.13, 0.13]))
 
 
 def value(number):
@@ -46,7 +26,7 @@ def test_each_step_is_made_exactly_once(serve, begin, begin_lossy, proxy, schedu
     sequences = [begin_lossy(model.name, retry=AGAIN) for _ in range(4)]
     for sequence in sequences:
         sequence.info()  # the configuration and START; requests that are lost follow
-    losing(proxy, seed=7)
+    proxy.lose_at_random(seed=7)
     lost, total = 0, [value(0) * 0 for _ in sequences]
     for number in range(1, STEPS // len(sequences)):
         for index, sequence in enumerate(sequences):
@@ -77,7 +57,7 @@ def test_sequences_begin_and_end_between_losses(serve, begin_lossy, proxy, proto
     model = serve(type="fp64", scheduling=scheduling)
     with begin_lossy(model.name) as first:
         first.step(value(0))
-    losing(proxy, seed=8)
+    proxy.lose_at_random(seed=8)
     for number in range(rounds):
         with may_end, begin_lossy(model.name, retry=AGAIN) as sequence:
             for _ in range(2):

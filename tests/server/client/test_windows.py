@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import types
 
 import numpy as np
 import pytest
 
-from client.proxy import LOSSES, LossyProxy
+from client.proxy import LOSSES
 from harness import models
 from harness.deployment import eventually
 from harness.each_step import decoupled
@@ -140,7 +139,7 @@ def test_elements_are_taken_exactly_once(serve, begin, begin_lossy, proxy, sched
     for sequence in sequences:
         sequence.info()
     rng = np.random.default_rng(9)
-    proxy.lose = lambda: str(rng.choice(LOSSES, p=[0.61, 0.13, 0.13, 0.13]))
+    proxy.lose_at_random(seed=8)
     lost, sent = 0, [0] * len(sequences)
     for _ in range(60):
         for index, sequence in enumerate(sequences):
@@ -158,19 +157,6 @@ def test_elements_are_taken_exactly_once(serve, begin, begin_lossy, proxy, sched
         assert sequence.info().steps == sequence.steps == count // 5
         sequence.end()
     assert min(proxy.counts[loss] for loss in LOSSES) > 10 and lost > 10
-
-
-@pytest.fixture
-def proxy(deployment, protocol):
-    http = protocol.startswith("http")
-    made = LossyProxy(deployment.server.http_url if http else deployment.server.grpc_url, "http" if http else "grpc")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def begin_lossy(proxy, clients, protocol):
-    return clients.connect(protocol, types.SimpleNamespace(grpc_url=proxy.url, http_url=proxy.url))
 
 
 def test_steps_that_are_sent_ahead_are_counted(serve, stream, scheduling):

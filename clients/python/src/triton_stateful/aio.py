@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from triton_stateful.errors import StatefulError
-from triton_stateful.flow import Doing, Flow, Origin, Result
+from triton_stateful.flow import Doing, Flow, Inference, Origin, Result
 from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
 from triton_stateful.retry import Retry
 from triton_stateful.transports import of_async_client
@@ -85,7 +85,7 @@ class AsyncSequence:
         timeout: float | None = None,
     ) -> Outputs:
         """As `Sequence.step`. If it is cancelled, the step may have run: `info` tells."""
-        return await self._do(self._flow.step(inputs, commit, end, outputs, max_steps, timeout))
+        return await self._do(self._flow.step(Inference(inputs, commit, end, outputs, max_steps, timeout)))
 
     def stream(
         self,
@@ -101,7 +101,7 @@ class AsyncSequence:
         Errors of the inputs are raised when the first answer is asked for. Leaving the loop doesn't close it at once: call
         `aclose`, or use `contextlib.aclosing`.
         """
-        return self._answers(self._flow.stream(inputs, commit, end, outputs, max_steps))
+        return self._answers(self._flow.stream(Inference(inputs, commit, end, outputs, max_steps)))
 
     async def _answers(self, doing: Doing[Callable[[], Request]]) -> AsyncGenerator[Outputs, None]:
         build = await self._do(doing)

@@ -44,6 +44,18 @@ Doing = Generator[Action, Any, Result]
 
 
 @dataclass(frozen=True)
+class Inference:
+    """The arguments of `Sequence.step`, `send` or `stream`."""
+
+    inputs: Mapping[str, Array] | Array
+    commit: bool
+    end: bool
+    outputs: list[str] | None
+    max_steps: int | None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a sequence begins with, if not with its initial state."""
 
@@ -110,17 +122,9 @@ class Flow:
 
     # ---- what a client can do
 
-    def step(
-        self,
-        inputs: Mapping[str, Array] | Array,
-        commit: bool,
-        end: bool,
-        outputs: list[str] | None,
-        max_steps: int | None,
-        timeout: float | None,
-    ) -> Doing[Outputs]:
+    def step(self, asked: Inference) -> Doing[Outputs]:
         yield from self.begin()
-        build = yield from self.step_builder(inputs, commit, end, outputs, max_steps, timeout)
+        build = yield from self.step_builder(asked)
         if self._is_decoupled():
             raise TypeError(f"model '{self.model_name}' answers each step by itself (decoupled): call stream, not step")
         return (yield from self._exchange(build))
@@ -212,21 +216,14 @@ class Flow:
         self.count = _count(json.loads(outputs[INFO].item()))
         self._must_count = False
 
-    def send(
-        self,
-        inputs: Mapping[str, Array] | Array,
-        commit: bool,
-        end: bool,
-        outputs: list[str] | None,
-        max_steps: int | None,
-    ) -> Doing[Request]:
+    def send(self, asked: Inference) -> Doing[Request]:
         """The request of a step that is sent without waiting for the answers to those before. Counts it at once.
 
         It never counts anew: in the middle of the caller's list, a later step would run in the place of a failed one.
         """
         yield from self._begin_going_on()
         model = yield from self._described()
-        build = yield from self.step_builder(inputs, commit, end, outputs, max_steps, None)
+        build = yield from self.step_builder(asked)
         request = build()
         if self._must_count:
             raise StepConflict(
@@ -238,19 +235,12 @@ class Flow:
                 f"the client can't tell how many steps a request to model '{model.name}' makes, because it has 'repeat', or "
                 "windows with a context ':whole' or more than one open dimension: call step, not send"
             )
-        self.started, self.ended = True, end
+        self.started, self.ended = True, asked.end
         if request.counts and request.then is not None:
             self.count = request.then
         return request
 
-    def stream(
-        self,
-        inputs: Mapping[str, Array] | Array,
-        commit: bool,
-        end: bool,
-        outputs: list[str] | None,
-        max_steps: int | None,
-    ) -> Doing[Callable[[], Request]]:
+    def stream(self, asked: Inference) -> Doing[Callable[[], Request]]:
         """Makes the request of `streaming`, which is sent later."""
         model = yield from self._described()
         if not model.is_decoupled:
@@ -258,7 +248,7 @@ class Flow:
                 f"model '{model.name}' has one answer for a request: call step, or serve the model with "
                 "model_transaction_policy { decoupled: true }"
             )
-        return (yield from self.step_builder(inputs, commit, end, outputs, max_steps, None))
+        return (yield from self.step_builder(asked))
 
     @contextmanager
     def streaming(self, request: Request) -> Generator[Callable[[Outputs], None], None, None]:
@@ -314,33 +304,23 @@ class Flow:
         if not self.started and self._origin.goes_on:
             yield from self.info()
 
-    def step_builder(
-        self,
-        inputs: Mapping[str, Array] | Array,
-        commit: bool,
-        end: bool,
-        outputs: list[str] | None,
-        max_steps: int | None,
-        timeout: float | None,
-    ) -> Doing[Callable[[], Request]]:
+    def step_builder(self, asked: Inference) -> Doing[Callable[[], Request]]:
         """Makes the request of a step, each time anew because START depends on what has come meanwhile."""
         model = yield from self._described()
-        tensors = model.encode(inputs)
-        if not commit:
+        tensors = model.encode(asked.inputs)
+        if not asked.commit:
             self._need_state_api(model, "commit=False")
-        wanted = None if outputs is None else tuple(outputs)
+        wanted = None if asked.outputs is None else tuple(asked.outputs)
 
         def build() -> Request:
             parameters = self._step_checks(model) if model.has_state_api else {}
-            if not commit:
+            if not asked.commit:
                 parameters["commit"] = False
-            if max_steps is not None:
-                parameters["max_steps"] = max_steps
-            made = self._request(parameters, end=end)
-            then = model.after(self.count, tensors)
-            return replace(
-                made, inputs=made.inputs + tensors, outputs=wanted, timeout=timeout, counts=commit, then=then
-            )
+            if asked.max_steps is not None:
+                parameters["max_steps"] = asked.max_steps
+            made = self._request(parameters, end=asked.end)
+            inputs, then = made.inputs + tensors, model.after(self.count, tensors)
+            return replace(made, inputs=inputs, outputs=wanted, timeout=asked.timeout, counts=asked.commit, then=then)
 
         return build
 

@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from triton_stateful.errors import StatefulError, StepConflict
-from triton_stateful.flow import Doing, Flow, Origin, Result
+from triton_stateful.flow import Doing, Flow, Inference, Origin, Result
 from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
 from triton_stateful.retry import Retry
 from triton_stateful.stream import Stream
@@ -117,7 +117,7 @@ class Sequence:
         number of dimensions.
         AnswerLost if the step has run, and its answer was lost.
         """
-        return self._do(self._flow.step(inputs, commit, end, outputs, max_steps, timeout))
+        return self._do(self._flow.step(Inference(inputs, commit, end, outputs, max_steps, timeout)))
 
     def send(
         self,
@@ -138,7 +138,7 @@ class Sequence:
         if not isinstance(stream, Stream):
             raise TypeError("send needs a Stream in place of a client")
         try:
-            request = self._do(self._flow.send(inputs, commit, end, outputs, max_steps))
+            request = self._do(self._flow.send(Inference(inputs, commit, end, outputs, max_steps)))
         except StepConflict as error:
             # The caller may be making a list of futures, and needs those that it has.
             refused: Future[Outputs] = Future()
@@ -174,7 +174,7 @@ class Sequence:
         A client of tritonclient.grpc has one stream at a time, so give each sequence that streams a client of its own, or the
         address. Clients of one address share a connection.
         """
-        return self._answers(self._do(self._flow.stream(inputs, commit, end, outputs, max_steps)))
+        return self._answers(self._do(self._flow.stream(Inference(inputs, commit, end, outputs, max_steps))))
 
     def _answers(self, build: Callable[[], Request]) -> Generator[Outputs, None, None]:
         self._do(self._flow.begin())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
 from harness.models.generated import decoder
+from support.next_token import with_next_token
 
 #: The token after which a sequence stops.
 LAST = 3
@@ -100,28 +101,11 @@ def spoken(name: str, *, grows: bool = True, until: str | None = f"NEXT={LAST}",
 def greedy_decoder(name: str, **changes) -> Model:
     """A decoder as Optimum exports one, that also gives the most probable next token."""
     base = decoder(name)
-
     model = dataclasses.replace(
         base,
-        build=lambda: _with_next_token(base.build()),
+        build=lambda: with_next_token(base.build()),
         inputs=tuple(dataclasses.replace(tensor, ragged=True) for tensor in base.inputs),
         outputs=(*base.outputs, Tensor("next_token", "int64", (-1, 1))),
         parameters={**base.parameters, "growing_padding": "left", "repeat": "<<<next_token, input_ids>>>"},
     )
     return dataclasses.replace(model, **changes)
-
-
-def _with_next_token(model: ModelProto) -> ModelProto:
-    last = np.array([-1], np.int64)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, key)
-        for key, value in {"LAST": last, "FAR_END": np.array([2**62], np.int64), "AT": np.array([1], np.int64)}.items()
-    )
-    model.graph.node.extend(
-        [
-            node("ArgMax", "logits", "best", axis=-1, keepdims=0),
-            node("Slice", "best LAST FAR_END AT", "next_token"),
-        ]
-    )
-    model.graph.output.append(helper.make_tensor_value_info("next_token", TensorProto.INT64, ["batch_size", 1]))
-    return model
