@@ -66,6 +66,37 @@ fn serve(config: &Value, test: impl FnOnce(&Loaded)) {
     triton.assert_clean();
 }
 
+/// Sends `payloads` of four random requests while, at random, whatever can fail does. `request` gets its id and flags.
+fn run_with_faults(
+    triton: &Triton,
+    config: &Value,
+    seed: u64,
+    payloads: usize,
+    request: impl Fn(u64, u32, &mut Random) -> Request,
+) {
+    for one_in in [200, 40, 8] {
+        let (model, mut random) = (load(triton, config), Random::new(seed));
+        ledger::set_faults(Faults::Random { random: Random::new(seed + one_in), one_in });
+        let mut sent = Vec::new();
+        for _ in 0..payloads {
+            let request = |id: u64, random: &mut Random| {
+                let flags = if random.one_in(4) { START } else { 0 } | if random.one_in(5) { END } else { 0 };
+                let mut request = request(id, flags, random);
+                if cfg!(feature = "fault-injection") && random.one_in(12) {
+                    request = request.with_parameter("inject_panic", random.pick(&STAGES));
+                }
+                Arc::new(request)
+            };
+            let payload: Vec<_> = (1..=4).map(|id| request(id, &mut random)).collect();
+            model.instance.send(&payload);
+            sent.extend(payload);
+        }
+        ledger::set_faults(Faults::None);
+        model.unload();
+        assert!(sent.iter().all(|request| request.is_released()), "at the latest when the instance goes");
+    }
+}
+
 fn sums(payload: &[Arc<Request>]) -> Vec<Option<Row>> {
     payload.iter().map(|request| sum(request)).collect()
 }

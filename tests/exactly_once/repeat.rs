@@ -87,28 +87,11 @@ fn each_step_reads_what_the_one_before_gave() {
 fn whatever_fails_between_the_steps_each_request_is_answered_once_and_released_once() {
     let Some(triton) = Triton::start() else { return };
     for (seed, config) in (1..).zip(schedulers().into_iter().chain(schedulers().map(decoupled))) {
-        for one_in in [200, 40, 8] {
-            let (model, mut random) = (load(&triton, &config), Random::new(seed));
-            ledger::set_faults(Faults::Random { random: Random::new(seed + one_in), one_in });
-            let mut sent = Vec::new();
-            for _ in 0..100 {
-                let request = |id: u64, random: &mut Random| {
-                    let flags = if random.one_in(4) { START } else { 0 } | if random.one_in(5) { END } else { 0 };
-                    let mut request = request(id, flags, [random.below(9) as f32, 1.0], random.below(8) as i64);
-                    request.cancelled_after = random.one_in(10).then(|| random.below(6) as usize);
-                    if cfg!(feature = "fault-injection") && random.one_in(12) {
-                        request = request.with_parameter("inject_panic", random.pick(&STAGES));
-                    }
-                    Arc::new(request)
-                };
-                let payload: Vec<_> = (1..=4).map(|id| request(id, &mut random)).collect();
-                model.instance.send(&payload);
-                sent.extend(payload);
-            }
-            ledger::set_faults(Faults::None);
-            model.unload();
-            assert!(sent.iter().all(|request| request.is_released()), "at the latest when the instance goes");
-        }
+        run_with_faults(&triton, &config, seed, 100, |id, flags, random| {
+            let mut request = request(id, flags, [random.below(9) as f32, 1.0], random.below(8) as i64);
+            request.cancelled_after = random.one_in(10).then(|| random.below(6) as usize);
+            request
+        });
     }
     triton.assert_clean();
 }

@@ -393,7 +393,7 @@ def test_a_graph_draws_with_its_random_state_as_a_state(cookbook_deployment):
     for (prompt, seed), text in zip(asked, texts, strict=True):
         assert text == by_itself(made, prompt, 20, 2, {"random_state": np.array([[seed, 0]])})
     assert texts[0] == texts[3] and len({tuple(text) for text in texts}) == 3
-    # what it draws has the probabilities of the logits
+    # It draws each token as often as the softmax of the logits says.
     session = Oracle(made.SerializeToString(), {}).session
     past = {source.name: np.zeros((1, 2, 0, 4), np.float32) for source in base.graph.input if "past" in source.name}
     fed = {

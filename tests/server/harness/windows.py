@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from harness.clients import new_id
+from harness.conversations import together
 from harness.model import TYPES, Model
-from harness.raw import Answer, Asks
+from harness.models.windows import FAILS
+from harness.raw import Answer, Asks, Refused
 from harness.sequence_oracle import Context, SequenceOracle, assert_same
 
 
@@ -140,6 +143,54 @@ class WindowTalk:
         assert_same(self.model, {name: answer.outputs[name] for name in outputs}, outputs, context)
         self.assert_said(answer, said)
         return answer
+
+    def draw_failing(self, elements: int, step: int) -> dict[str, np.ndarray]:
+        """Random inputs with which this step of the request fails."""
+        inputs = self.draw(elements)
+        name, cut = next(iter(self.oracle.cuts.items()))
+        inputs[name][0, cut.length * step - self.left() - 1] = FAILS
+        return inputs
+
+    def fail_beside(self, others: Sequence[WindowTalk], step: int) -> Refused:
+        """A request of which this step fails, while the others send one. Returns its error."""
+        inputs = self.draw_failing(23, step)
+        [cut] = self.oracle.cuts.values()
+        steps = (23 + self.left()) // cut.length
+
+        def fail() -> Refused:
+            with pytest.raises(Refused) as caught:
+                self.ask(inputs)
+            return caught.value
+
+        error, *_ = together([fail, *(lambda other=other: other.ask(31) for other in others)])
+        assert f"step {step} of {steps}" in error.text, error
+        return error
+
+    def run_late(self, inputs: Mapping[str, np.ndarray], **parameters) -> Refused:
+        """A request whose timeout passes between two of its steps. Returns its error."""
+        for timeout_us in (100_000, 200_000, 400_000):
+            with pytest.raises(Refused) as caught:
+                self.ask(inputs, timeout=timeout_us, **parameters)
+            # On a busy host, the time may be over before the first step.
+            if "SEQUENCE_QUEUE_TIMEOUT" not in caught.value.text:
+                break
+        return caught.value
+
+    def call_at_random(self) -> None:
+        """A step, or another call of the State API, compared with the oracle."""
+        elements = int(self.rng.integers(self.rng.choice([3, 40])))
+        match int(self.rng.integers(5)):
+            case 0:
+                self.ask(elements, commit=False)
+            case 1:
+                self.oracle.begin()
+                self.ask(elements, reset_state=True)
+            case 2:
+                inputs = self.draw_failing(30, 2)
+                with pytest.raises(Refused):
+                    self.ask(inputs)
+            case _:
+                self.ask(elements)
 
     def assert_said(self, answer: Answer, said) -> None:
         """Compares the parameters of an answer."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from harness.each_step import Broken, EachStep, decoupled
 from harness.model import Control, Model, Tensor
 from harness.models.generated import steps as counted_steps
 from harness.models.repeated import LAST
-from harness.raw import PROTOCOLS, Refused, Unary, take_back
+from harness.raw import PROTOCOLS, Refused, Stream, Unary, take_back
 from harness.refusals import refused
 from harness.repeats import RepeatOracle, RepeatTalk
 from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.simulated_device
 FEEDS = {"NEXT": "TOKENS"}
 #: Steps that take a second or so.
 MANY = 30_000
+#: Steps that take hours.
+HOURS = 10**9
 
 every_scheduler = pytest.mark.parametrize("by", [OWN, OLDEST, DIRECT])
 
@@ -184,8 +187,8 @@ def endless(deployment, name: str, by: str) -> RepeatTalk:
 def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
     talk = endless(deployment, "repeat_late", by)
     talk.ask(2, start=True, max_steps=3)
-    with pytest.raises(Refused, match=r"REQUEST_TIMEOUT.*step \d+ of the request"):
-        talk.ask(2, max_steps=MANY, timeout=100_000)
+    error = talk.run_late(talk.draw(2), max_steps=MANY)
+    assert re.search(r"REQUEST_TIMEOUT.*step \d+ of the request", error.text), error
     talk.ask(2, max_steps=3)
     talk.ask(2, end=True, max_steps=3)
 
@@ -202,17 +205,22 @@ def test_a_request_that_is_cancelled_between_two_steps_changes_nothing(deploymen
 
 
 def test_a_long_request_lets_others_step(deployment):
-    long = endless(deployment, "repeat_long", OWN)
-    short = talk_of(deployment, long.model, 2, until=never)
+    model = models.spoken("repeat_long", grows=False, until=None)
+    model = served(deployment, model.name, of=model, max_steps_per_request=HOURS)
+    long, short = (talk_of(deployment, model, seed, until=never) for seed in (1, 2))
     for one in (long, short):
         one.ask(1, start=True, max_steps=1)
-    parameters = {"sequence_id": long.sequence_id, "max_steps": MANY}
-    call = Unary(deployment).send(long.model.name, long.draw(1), parameters)
-    meanwhile = 0
+    stream, before = Stream(deployment), deployment.statistics(model).execution_count
+    stream.send(model.name, long.draw(1), {"sequence_id": long.sequence_id, "max_steps": HOURS})
+    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
     for _ in range(20):
         short.ask(1, max_steps=2)
-        meanwhile += not call.future.done()
-    assert meanwhile >= 2, "the others waited for all of its steps"
+    stream.leave()
+    # It was still making steps, or there would have been nothing to cancel.
+    eventually(lambda: deployment.failures(model).get("cancelled"), lambda count: count == 1)
+    call = Unary(deployment).send(model.name, long.draw(1), {"sequence_id": long.sequence_id, "max_steps": MANY})
+    for _ in range(20):
+        short.ask(1, max_steps=2)
     short.ask(1, end=True, max_steps=2)
     assert call.answer().parameters["steps"] == MANY
 

@@ -126,17 +126,7 @@ def test_a_request_that_fails_in_the_middle_changes_nothing(deployment, by):
         other.ask(3, start=True)
     talk.ask(7, start=True)
     for failing in (1, 3, 4):
-        inputs = talk.draw(23)
-        kept = talk.left()
-        inputs["AUDIO"][0, 5 * failing - kept - 1] = FAILS
-
-        def fail(inputs=inputs):
-            with pytest.raises(Refused) as caught:
-                talk.ask(inputs)
-            return caught.value
-
-        error, *_ = together([fail, *(lambda other=other: other.ask(31) for other in others)])
-        assert f"step {failing} of {(23 + kept) // 5}" in error.text, error
+        talk.fail_beside(others, failing)
         talk.ask(12)
     talk.ask(9, end=True)
     for other in others:

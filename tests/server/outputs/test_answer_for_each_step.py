@@ -1,6 +1,7 @@
 """`model_transaction_policy { decoupled: true }`: each step of a request is answered when it is made."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from harness.conversations import together
 from harness.deployment import eventually
 from harness.each_step import TELL_END, Broken, EachStep, StepTalk, decoupled
 from harness.model import Model
-from harness.models.windows import FAILS
 from harness.raw import Http, Refused, Stream, Unary
 from harness.sequence_oracle import SequenceOracle, assert_same
 from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
@@ -85,17 +85,8 @@ def test_an_error_is_the_last_answer_and_the_request_changes_nothing(deployment,
     for one in (talk, *others):
         one.ask(7, start=True)
     for failing in (1, 3, 4):
-        inputs = talk.draw(23)
-        kept = talk.left()
-        inputs["AUDIO"][0, 5 * failing - kept - 1] = FAILS
-
-        def fail(inputs=inputs):
-            with pytest.raises(Broken) as caught:
-                talk.ask(inputs)
-            return caught.value
-
-        error, *_ = together([fail, *(lambda other=other: other.ask(31) for other in others)])
-        assert f"step {failing} of {(23 + kept) // 5}" in error.text
+        error = talk.fail_beside(others, failing)
+        assert isinstance(error, Broken)
         assert [answer.parameters["step"] for answer in error.before] == list(range(1, failing))
         talk.ask(12)
     for one in (talk, *others):
@@ -132,9 +123,9 @@ def test_a_client_that_leaves_stops_the_steps(deployment, by):
 def test_a_timeout_ends_the_steps(deployment, by):
     talk = StepTalk(deployment, served(deployment, "each_late", by), AUDIO, 1)
     talk.ask(8, start=True)
-    with pytest.raises(Broken, match=rf"REQUEST_TIMEOUT.*step \d+ of {MANY}") as caught:
-        talk.ask(long_request(talk), timeout=100_000)
-    assert f"step {len(caught.value.before) + 1} of" in caught.value.text
+    error = talk.run_late(long_request(talk))
+    assert re.search(rf"REQUEST_TIMEOUT.*step \d+ of {MANY}", error.text), error
+    assert isinstance(error, Broken) and f"step {len(error.before) + 1} of" in error.text
     talk.ask(12)
     talk.ask(12, end=True)
     talk.each.close()
@@ -243,20 +234,7 @@ def test_random_calls_give_what_the_oracle_gives(deployment, by):
         one = StepTalk(deployment, model, AUDIO, seed)
         one.ask(int(one.rng.integers(12)), start=True)
         for _ in range(25):
-            elements = int(one.rng.integers(one.rng.choice([3, 40])))
-            match int(one.rng.integers(5)):
-                case 0:
-                    one.ask(elements, commit=False)
-                case 1:
-                    one.oracle.begin()
-                    one.ask(elements, reset_state=True)
-                case 2:
-                    inputs = one.draw(30)
-                    inputs["AUDIO"][0, 9 - one.left()] = FAILS
-                    with pytest.raises(Broken):
-                        one.ask(inputs)
-                case _:
-                    one.ask(elements)
+            one.call_at_random()
         one.ask(3, end=True)
         one.each.close()
 
