@@ -206,6 +206,11 @@ class TritonServer:
             raise ServerError("not started")
         return self._process.pid
 
+    @property
+    def name(self) -> str:
+        """What the server says its name is. Each start has another one."""
+        return self._id
+
     # ---- addresses
 
     @property

@@ -59,7 +59,7 @@ esac
 
 BASE = ["requirements", "requirements-nodeps"]
 TESTS = ["requirements-tests", "requirements-tests-nodeps"]
-VALKEY = ["requirements-valkey"]
+CLUSTER = ["requirements-valkey", "requirements-proxies"]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def setup(tmp_path):
     """Runs scripts/setup in a folder with nothing else, and answers which lists it installed."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for file in ("setup", *(f"{name}.txt" for name in (*BASE, *TESTS, *VALKEY))):
+    for file in ("setup", *(f"{name}.txt" for name in (*BASE, *TESTS, *CLUSTER))):
         shutil.copy(ROOT / "scripts" / file, scripts)
     python = tmp_path / "python"
     python.write_text(PYTHON)
@@ -86,12 +86,13 @@ def setup(tmp_path):
 def test_the_tools_of_the_tests_are_installed_only_when_they_are_asked_for(setup):
     assert setup() == BASE
     assert setup() == []
-    assert setup("--tests") == [*TESTS, *VALKEY]
-    assert setup("--tests") == setup() == []
+    assert setup("--cluster") == CLUSTER
+    assert setup("--tests") == TESTS
+    assert setup("--tests") == setup("--cluster") == setup() == []
 
 
 def test_a_new_list_is_installed(setup, tmp_path):
-    assert setup("--tests") == [*BASE, *TESTS, *VALKEY]
+    assert setup("--tests") == [*BASE, *TESTS, *CLUSTER]
     (tmp_path / "scripts" / "requirements-tests.txt").write_text("another==1\n")
     assert setup() == []
     assert setup("--tests") == TESTS

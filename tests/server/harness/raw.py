@@ -52,15 +52,17 @@ class Unary:
 
     by_ovms = False
 
-    def __init__(self, deployment):
+    def __init__(self, deployment, headers: Mapping[str, str] = {}):
         self.channel = grpc.insecure_channel(deployment.server.grpc_url)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        self.headers = tuple(headers.items())
 
     def ask(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Answer:
         return self.send(model, inputs, parameters, **how).answer()
 
     def send(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> Call:
-        return Call(self.stub.ModelInfer.future(request_of(model, inputs, parameters, **how), timeout=TIMEOUT_S))
+        request = request_of(model, inputs, parameters, **how)
+        return Call(self.stub.ModelInfer.future(request, timeout=TIMEOUT_S, metadata=self.headers))
 
     def close(self) -> None:
         self.channel.close()
@@ -88,11 +90,12 @@ class Stream:
 
     by_ovms = False
 
-    def __init__(self, deployment):
+    def __init__(self, deployment, headers: Mapping[str, str] = {}):
         self.channel = grpc.insecure_channel(deployment.server.grpc_url)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.asked: queue.SimpleQueue = queue.SimpleQueue()
-        self.replies = stub.ModelStreamInfer(iter(self.asked.get, None), timeout=TIMEOUT_S)
+        how = {"timeout": TIMEOUT_S, "metadata": tuple(headers.items())}
+        self.replies = stub.ModelStreamInfer(iter(self.asked.get, None), **how)
         self.asked.put(service_pb2.ModelInferRequest(model_name="first-request"))
         assert "unknown model" in next(self.replies).error_message
         self.count = 0
@@ -138,9 +141,10 @@ class Http:
 
     by_ovms = False
 
-    def __init__(self, deployment):
+    def __init__(self, deployment, headers: Mapping[str, str] = {}):
         host, port = deployment.server.http_url.split(":")
         self.connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+        self.headers = dict(headers)
 
     def ask(self, model: str, inputs: Inputs, parameters: Parameters, *, outputs=None, version: str = "") -> Answer:
         came = self.post(model, _json(inputs, parameters, outputs), version)
@@ -161,7 +165,7 @@ class Http:
 
     def _send(self, model: str, body: object, version: str) -> None:
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
-        self.connection.request("POST", path, json.dumps(body))
+        self.connection.request("POST", path, json.dumps(body), self.headers)
 
     def close(self) -> None:
         self.connection.close()

