@@ -16,6 +16,11 @@ pub enum StoredError {
          nothing: send it again, to any server"
     )]
     Moved(SequenceId),
+    /// The server that began the sequence saved nothing of it.
+    #[error(
+        "SEQUENCE_NOT_SAVED: sequence {0} has begun on another server, which has saved none of its steps; start it again"
+    )]
+    NotSaved(SequenceId),
     /// The store did not do what was asked.
     #[error(
         "STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered: send it again \
@@ -31,6 +36,7 @@ impl StoredError {
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
             Self::Moved(_) => (Reason::StateStore, Code::Unavailable),
+            Self::NotSaved(_) => (Reason::SequenceNotFound, Code::NotFound),
             Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
             Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),
             Self::Damaged { .. } => (Reason::StateStore, Code::Internal),

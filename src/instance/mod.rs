@@ -457,10 +457,12 @@ impl Instance {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
             None => Finished::lost(lane),
         });
+        let slot = state.lease.as_ref().map(Lease::slot).filter(|_| self.model.keeper.is_some());
+        let steps = slot.and_then(|slot| self.sequences.steps(slot));
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        answered.push(Answered { finished, lease: state.lease, answer, request });
+        answered.push(Answered { finished, steps, lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.

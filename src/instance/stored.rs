@@ -7,13 +7,6 @@ use crate::error::{RequestError, StoredError};
 use crate::model::Lease;
 use crate::snapshot::Snapshot;
 
-/// A sequence as a store keeps it.
-pub struct Saveable {
-    pub bytes: Vec<u8>,
-    /// How many steps it has made.
-    pub steps: u64,
-}
-
 impl Instance {
     /// Begins a sequence with a state that a store had. Its lane has no other.
     pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<(), RequestError> {
@@ -35,11 +28,9 @@ impl Instance {
     }
 
     /// The sequence of a lease as bytes; `None` if it is over.
-    pub fn saveable(&mut self, lease: &Lease) -> Result<Option<Saveable>, RequestError> {
+    pub fn saveable(&mut self, lease: &Lease) -> Result<Option<Vec<u8>>, RequestError> {
         let Some(state) = self.store.read(lease.slot())? else { return Ok(None) };
         let Some(extras) = self.sequences.extras(lease.slot()) else { return Ok(None) };
-        let steps = extras.steps;
-        let bytes = Snapshot { state, extras }.encode(&self.model.binding)?;
-        Ok(Some(Saveable { bytes, steps }))
+        Ok(Some(Snapshot { state, extras }.encode(&self.model.binding)?))
     }
 }

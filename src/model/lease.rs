@@ -15,6 +15,8 @@ use crate::triton::{Answer, Request};
 pub struct Answered {
     /// What it has done to its sequence, if that has a lane.
     pub finished: Option<Finished>,
+    /// The steps of its sequence after it, if the sequence is kept in a store.
+    pub steps: Option<u64>,
     /// Its hold on its sequence.
     pub lease: Option<Lease>,
     /// What its client is to be sent; `None` if it has been.

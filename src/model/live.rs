@@ -210,6 +210,11 @@ impl LiveSequences {
         self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
     }
 
+    /// How many steps a sequence has made; `None` if it is over.
+    pub fn steps(&self, slot: SlotId) -> Option<u64> {
+        self.table.lock().contents_mut(slot).map(|contents| contents.extras.steps)
+    }
+
     /// What each of these sequences keeps besides its states; the default for none, and for a sequence that is over.
     pub fn all_extras(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Extras> {
         let mut table = self.table.lock();

@@ -449,7 +449,7 @@ fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>, stored: Option<&
     let mut rows: Vec<_> = ready.into_iter().map(row).collect();
     stored.iter().for_each(|stored| stored.prepare(instance, &mut rows));
     let (mut answered, left) = instance.execute_rows(rows);
-    stored.iter().for_each(|stored| stored.save(instance, &mut answered, &members));
+    stored.iter().for_each(|stored| stored.save(instance, &mut answered, &left, &members));
     let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
     Batch {
         finished: answered.iter().filter_map(|of| of.finished).collect(),

@@ -11,7 +11,7 @@
 //! Rules: the scheduler is not locked while the store is asked. Nothing here sends an answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use foldhash::{HashMap, HashMapExt};
@@ -20,6 +20,7 @@ use sequences::scheduler::{Over, Ready};
 use sequences::{Outcome, SequenceId};
 use state_store::{Change, Claimed, Hold, Keeper, Location, Saved, StoreError, Token};
 
+use super::arrivals::Queued;
 use crate::batch::Row;
 use crate::error::{AdmissionError, LoadError, RequestError, StoredError};
 use crate::instance::Instance;
@@ -36,10 +37,16 @@ pub(super) struct Stored {
     keeper: Arc<Keeper>,
     /// By lane.
     owned: Mutex<HashMap<u32, Owned>>,
+    /// [`Owned::number`] of the next one.
+    next: AtomicU64,
 }
 
 struct Owned {
     hold: Hold,
+    /// Of two sequences with one id, the younger has the higher number.
+    number: u64,
+    /// Its START is still at work.
+    starts: bool,
     /// The state that the store had, if the instance doesn't have it yet.
     state: Option<Vec<u8>>,
 }
@@ -65,8 +72,10 @@ impl Found {
 pub(super) struct Member {
     lane: u32,
     id: SequenceId,
-    /// It is not in the store yet: the request is its START.
+    /// The request is its START.
     starts: bool,
+    /// The request has made steps.
+    is_under_way: bool,
 }
 
 /// What a request leaves to be saved.
@@ -78,15 +87,15 @@ struct Unsaved {
     key: Vec<u8>,
     /// `None` for a START.
     hold: Option<Hold>,
-    /// The new state, and its number of steps; `None` if the sequence is over.
-    state: Option<(Vec<u8>, u64)>,
+    /// The new state; `None` if the sequence is over.
+    state: Option<Vec<u8>>,
 }
 
 impl Unsaved {
     fn change(&self) -> Change<'_> {
         match (&self.hold, &self.state) {
-            (Some(hold), Some((state, _))) => Change::Step(hold, state),
-            (None, Some((state, _))) => Change::Start(&self.key, state),
+            (Some(hold), Some(state)) => Change::Step(hold, state),
+            (None, Some(state)) => Change::Start(&self.key, state),
             (Some(hold), None) => Change::End(hold),
             (None, None) => Change::Erase(&self.key),
         }
@@ -95,16 +104,17 @@ impl Unsaved {
 
 impl Stored {
     pub fn new(keeper: Arc<Keeper>) -> Self {
-        Self { keeper, owned: Mutex::new(HashMap::new()) }
+        Self { keeper, owned: Mutex::new(HashMap::new()), next: AtomicU64::new(0) }
     }
 
     /// The sequences of a batch, before [`Stored::prepare`].
-    pub fn members<R>(&self, ready: &[Ready<R>]) -> Vec<Member> {
+    pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
         let owned = self.owned.lock();
-        let member = |Ready { lane, id, .. }: &Ready<R>| Member {
+        let member = |Ready { lane, id, request, .. }: &Ready<Box<Queued>>| Member {
             lane: *lane,
             id: id.clone(),
-            starts: !owned.contains_key(lane),
+            starts: owned.get(lane).is_none_or(|owned| owned.starts),
+            is_under_way: request.row.is_under_way(),
         };
         ready.iter().map(member).collect()
     }
@@ -115,17 +125,25 @@ impl Stored {
         let keys: Vec<_> = keys.iter().map(Vec::as_slice).collect();
         match self.keeper.claim(&keys) {
             Ok(claimed) => {
-                let found = |((lane, _), claimed): (&(u32, SequenceId), Claimed)| match claimed {
+                let found = |((lane, id), claimed): (&(u32, SequenceId), Claimed)| match claimed {
                     Claimed::Taken(hold, state) => {
-                        self.owned.lock().insert(*lane, Owned { hold, state: Some(state) });
+                        self.own(*lane, hold, false, Some(state));
                         Found::Taken
                     }
+                    Claimed::Unsaved => Found::No(StoredError::NotSaved(id.clone()).into()),
                     Claimed::Ended | Claimed::Absent => Found::Missing,
                 };
                 lookups.iter().zip(claimed).map(found).collect()
             }
             Err(source) => lookups.iter().map(|(_, id)| Found::No(failed(id, &source))).collect(),
         }
+    }
+
+    fn own(&self, lane: u32, hold: Hold, starts: bool, state: Option<Vec<u8>>) {
+        let mut owned = self.owned.lock();
+        let number = owned.get(&lane).map(|before| before.number);
+        let number = number.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
+        owned.insert(lane, Owned { hold, number, starts, state });
     }
 
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
@@ -145,13 +163,18 @@ impl Stored {
         let are_ours = match self.keeper.check(&holds) {
             Ok(are_ours) => are_ours,
             Err(source) => {
-                for (at, ..) in to_check {
+                for (at, lane, _) in to_check {
                     refuse(&mut rows[at], |id| failed(id, &source));
+                    // The END ends it here. In the store it goes on, so that the END can be sent again.
+                    self.forget(Some(lane).filter(|_| rows[at].end));
                 }
                 return;
             }
         };
-        let moved = to_check.iter().zip(are_ours).filter(|(_, is_ours)| !is_ours);
+        // One that a START here has replaced has requests that came before the START, and its state is here.
+        let is_moved =
+            |((_, lane, hold), is_ours): &(&(usize, u32, Hold), bool)| !is_ours && !self.is_replaced(*lane, hold);
+        let moved = to_check.iter().zip(are_ours).filter(is_moved);
         let moved: Vec<_> = moved.map(|(&(at, lane, _), _)| (at, lane)).collect();
         if moved.is_empty() {
             return;
@@ -182,8 +205,9 @@ impl Stored {
         }
     }
 
-    /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved.
-    pub fn save(&self, instance: &mut Instance, answered: &mut [Answered], members: &[Member]) {
+    /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved. `left`: the rows that
+    /// have steps left.
+    pub fn save(&self, instance: &mut Instance, answered: &mut [Answered], left: &[Row], members: &[Member]) {
         let (mut unsaved, mut bytes) = (Vec::new(), 0);
         // A sequence that has ended before one with its id that has begun.
         let mut order: Vec<_> = (0..answered.len()).collect();
@@ -192,7 +216,7 @@ impl Stored {
             match self.unsaved(instance, &mut answered[at], at, members) {
                 None => {}
                 Some(of) => {
-                    bytes += of.state.as_ref().map_or(0, |(state, _)| state.len());
+                    bytes += of.state.as_ref().map_or(0, Vec::len);
                     unsaved.push(of);
                 }
             }
@@ -202,16 +226,42 @@ impl Stored {
             }
         }
         self.send(instance, answered, unsaved);
+        self.begin(left, members);
+    }
+
+    /// Takes the records of STARTs that have steps left. So what other servers do with their ids meanwhile is not overwritten
+    /// when they have made their last step, or have failed.
+    fn begin(&self, left: &[Row], members: &[Member]) {
+        let lane = |row: &Row| row.key.as_ref().and_then(|key| key.lane);
+        let is_left = |member: &&Member| left.iter().any(|row| lane(row) == Some(member.lane));
+        let begins: Vec<_> = members.iter().filter(|of| of.starts && !of.is_under_way).filter(is_left).collect();
+        let keys: Vec<_> = begins.iter().map(|member| key_of(&member.id)).collect();
+        let changes: Vec<_> = keys.iter().map(|key| Change::Start(key, b"")).collect();
+        match self.keeper.save(&changes) {
+            Ok(saved) => {
+                for (member, saved) in begins.into_iter().zip(saved) {
+                    if let Saved::Done(hold) = saved {
+                        self.own(member.lane, hold, true, None);
+                    }
+                }
+            }
+            // They are saved as a whole after their last step.
+            Err(error) => log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len()),
+        }
     }
 
     /// What a request leaves to be saved.
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, starts, .. } = members.iter().find(|member| member.lane == lane)?;
+        let Member { id, starts, is_under_way, .. } = members.iter().find(|member| member.lane == lane)?;
         let hold = self.owned.lock().get(&lane).map(|owned| owned.hold.clone());
         if hold.is_none() && !starts {
             // It was not found in the store, or could not be taken from there.
+            return None;
+        }
+        if hold.is_none() && *is_under_way && finished.outcome != Outcome::Advanced {
+            // Its START was not noted in the store, so what the record has may be another server's by now.
             return None;
         }
         let unsaved = |state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), state };
@@ -220,7 +270,7 @@ impl Stored {
             Outcome::Advanced => {
                 let lease = of.lease.as_ref()?;
                 match panic::catch_result(|| instance.saveable(lease)) {
-                    Ok(saveable) => saveable.map(|saveable| unsaved(Some((saveable.bytes, saveable.steps)))),
+                    Ok(saved) => saved.map(|state| unsaved(Some(state))),
                     Err(error) => {
                         self.lose(instance, of, lane, error);
                         None
@@ -246,13 +296,18 @@ impl Stored {
                 for (of, saved) in unsaved.iter().zip(saved) {
                     let answered = &mut answered[of.at];
                     match (saved, &of.state) {
-                        (Saved::Done(hold), Some((_, steps))) => {
-                            self.owned.lock().insert(of.lane, Owned { hold, state: None });
-                            tell_steps(answered, *steps);
+                        (Saved::Done(hold), Some(_)) => {
+                            self.own(of.lane, hold, false, None);
+                            tell_steps(answered);
                         }
-                        (Saved::Done(_), None) => self.forget([of.lane]),
-                        // Its client has already started the next sequence with its id.
-                        (Saved::Moved, None) if self.has_another(of) => self.forget([of.lane]),
+                        (Saved::Done(_), None) => {
+                            self.forget([of.lane]);
+                            tell_steps(answered);
+                        }
+                        // Its client has already started the next sequence with its id, so no server goes on with it.
+                        (Saved::Moved, _) if self.is_replaced_by_start(of) => {
+                            self.forget(Some(of.lane).filter(|_| of.state.is_none()));
+                        }
                         (Saved::Moved, _) => {
                             self.lose(instance, answered, of.lane, StoredError::Moved(of.id.clone()).into());
                         }
@@ -271,11 +326,14 @@ impl Stored {
     }
 
     /// Whether a younger sequence of this server has the id.
-    fn has_another(&self, of: &Unsaved) -> bool {
-        let is_another = |(&lane, owned): (&u32, &Owned)| {
-            lane != of.lane && of.hold.as_ref().is_some_and(|hold| owned.hold.is_of_same_id(hold))
-        };
-        self.owned.lock().iter().any(is_another)
+    fn is_replaced(&self, lane: u32, hold: &Hold) -> bool {
+        let owned = self.owned.lock();
+        let Some(number) = owned.get(&lane).map(|owned| owned.number) else { return false };
+        owned.values().any(|other| other.number > number && other.hold.is_of_same_id(hold))
+    }
+
+    fn is_replaced_by_start(&self, of: &Unsaved) -> bool {
+        of.hold.as_ref().is_some_and(|hold| self.is_replaced(of.lane, hold))
     }
 
     /// A state could not be saved: its request fails, and the sequence is forgotten here.
@@ -320,8 +378,8 @@ pub(super) fn first_id(location: &Location) -> Result<u64, LoadError> {
 }
 
 /// Tells a client how many steps its sequence has made, and how many of them are saved.
-fn tell_steps(answered: &Answered, steps: u64) {
-    let Some(answer) = &answered.answer else { return };
+fn tell_steps(answered: &Answered) {
+    let (Some(answer), Some(steps)) = (&answered.answer, answered.steps) else { return };
     for name in [c"stateful_steps_made", c"stateful_steps_saved"] {
         if let Err(error) = answer.set_number(name, steps) {
             log::error!("a response cannot tell the steps of its sequence: {error}");

@@ -38,12 +38,14 @@ pub enum Claimed {
     Ended,
     /// It was never here, has expired, or the store has lost it.
     Absent,
+    /// It has begun on another server, which has not saved a state of it.
+    Unsaved,
 }
 
 /// What a request has done to its sequence.
 #[derive(Debug)]
 pub enum Change<'a> {
-    /// It started the sequence with this id, which now has this state.
+    /// It started the sequence with this id, which now has this state; empty if it is still at work.
     Start(&'a [u8], &'a [u8]),
     /// The sequence has this state.
     Step(&'a Hold, &'a [u8]),
@@ -102,6 +104,7 @@ impl Keeper {
             Reply::Taken(blob) => Ok(Claimed::Taken(hold, blob)),
             Reply::Ended => Ok(Claimed::Ended),
             Reply::Absent => Ok(Claimed::Absent),
+            Reply::Unsaved => Ok(Claimed::Unsaved),
             Reply::Done | Reply::Moved => Err(unexpected()),
         };
         holds.into_iter().zip(replies).map(claimed).collect()
@@ -117,7 +120,7 @@ impl Keeper {
         let is_ours = |(hold, reply): (&&Hold, Reply)| match reply {
             Reply::Done => true,
             Reply::Absent => self.can_restore(hold),
-            Reply::Moved | Reply::Ended | Reply::Taken(_) => false,
+            Reply::Moved | Reply::Ended | Reply::Taken(_) | Reply::Unsaved => false,
         };
         Ok(holds.iter().zip(replies).map(is_ours).collect())
     }
@@ -146,7 +149,7 @@ impl Keeper {
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
-            (Reply::Taken(_), _) => Err(unexpected()),
+            (Reply::Taken(_) | Reply::Unsaved, _) => Err(unexpected()),
         };
         holds.into_iter().zip(changes).zip(replies).map(saved).collect()
     }

@@ -49,7 +49,7 @@ pub enum Record<B = Vec<u8>> {
     Live {
         /// Its owner's.
         token: Token,
-        /// Its state.
+        /// Its state; empty if it has begun, and no state was saved yet.
         blob: B,
     },
     /// It has ended. This stays for as long as a record without saves.
@@ -66,7 +66,7 @@ pub enum Op<'a> {
         /// The state after the START.
         blob: &'a [u8],
     },
-    /// Takes the sequence from its owner.
+    /// Takes the sequence from its owner, if it has a state.
     Resume {
         /// The new owner's.
         token: Token,
@@ -106,6 +106,8 @@ pub enum Reply {
     Done,
     /// For [`Op::Resume`]: the sequence is the caller's, with this state.
     Taken(Vec<u8>),
+    /// For [`Op::Resume`]: it has begun, and no state was saved. Nothing has changed.
+    Unsaved,
     /// The record has another token, so another server has the sequence.
     Moved,
     /// The sequence has ended.
@@ -128,6 +130,7 @@ impl Op<'_> {
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
             (_, Some(Record::Ended)) => (keep, Reply::Ended),
+            (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
             (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
                 (Effect::Give(token), Reply::Taken(blob.as_ref().to_vec()))
             }

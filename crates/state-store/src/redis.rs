@@ -34,6 +34,7 @@ if not t then return 'absent' end
 if t == '' then return 'ended' end
 local from, to = KEYS[2] .. t, KEYS[2] .. ARGV[1]
 if redis.call('EXISTS', from) == 0 then return 'absent' end
+if redis.call('STRLEN', from) == 0 then return 'unsaved' end
 redis.call('RENAME', from, to)
 redis.call('HSET', KEYS[1], 't', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -256,6 +257,7 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             b"moved" => Ok(Reply::Moved),
             b"ended" => Ok(Reply::Ended),
             b"absent" => Ok(Reply::Absent),
+            b"unsaved" => Ok(Reply::Unsaved),
             _ => Err(unexpected()),
         },
         _ => Err(unexpected()),

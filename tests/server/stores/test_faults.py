@@ -1,13 +1,15 @@
 """Stores that are down, full or wrong, and configurations that cannot be."""
 
+import contextlib
 import re
+import time
 
 import pytest
 
 from harness import models
 from harness.deployment import eventually
 from harness.models import booked, ledger
-from harness.own import Talk, fails_with, own
+from harness.own import Talk, fails_with, fed, own, total
 from harness.raw import Refused
 from harness.refusals import refused as load_refused
 from harness.stored import steps, stored, word
@@ -47,6 +49,39 @@ def test_while_the_store_is_down_steps_are_refused_and_change_nothing(deploy, co
     with fails_with("SEQUENCE_MISSING"):
         elsewhere.step()
     elsewhere.start()
+
+
+def test_an_end_that_is_refused_can_be_sent_again(deploy, connect, valkey):
+    """The store fails before the END would run, and answers when the batch of the END is saved."""
+    store, deployment = valkey(), deploy(control_model=False)
+    model = stored(models.work("ended_again"), store.location)
+    deployment.serve(model)
+    client = connect(deployment)
+    assert steps(client.ask(model.name, fed(1), {"sequence_id": 1, "sequence_start": True})) == (1, 1)
+    store.kill()
+    first = client.send(model.name, fed(1, 500), {"sequence_id": 2, "sequence_start": True})
+    time.sleep(0.05)
+    # these wait for the first one, and run together
+    end = client.send(model.name, fed(1), {"sequence_id": 1, "sequence_end": True})
+    other = client.send(model.name, fed(1, 2000), {"sequence_id": 3, "sequence_start": True})
+    with pytest.raises(Refused):
+        first.answer()
+    store.start()
+    with pytest.raises(Refused) as refused:
+        end.answer()
+    assert word(refused.value) == "STATE_STORE_FAILED"
+    with contextlib.suppress(Refused):
+        # the store may have come too late for it
+        other.answer()
+
+    def again() -> object:
+        try:
+            answer = client.ask(model.name, fed(10), {"sequence_id": 1, "sequence_end": True})
+        except Refused as error:
+            return word(error)
+        return total(answer), steps(answer)
+
+    assert eventually(again, lambda came: came != "STATE_STORE_FAILED") == (11, (2, 2))
 
 
 def test_a_store_that_is_down_at_load_is_used_when_it_is_up(deploy, connect, valkey):
@@ -91,7 +126,7 @@ def test_a_state_in_the_store_that_is_damaged_or_of_another_model(deploy, connec
     deployment.serve(model)
     talk, other = Talk(connect(deployment), model, 1), Talk(connect(deployment), model, 2)
     other.start()
-    for damage in (lambda blob: blob[:-1], lambda blob: blob[:40] + b"x" + blob[41:], lambda blob: b""):
+    for damage in (lambda blob: blob[:-1], lambda blob: blob[:40] + b"x" + blob[41:], lambda blob: b"x"):
         talk.start(booked(5))
         deployment.settles("stateful_live_sequences", model, 0)
         (key,) = [key for key in store.ask("KEYS", "b*") if b":n1}" in key]

@@ -10,8 +10,8 @@ from harness.models import booked, generated, ledger
 from harness.models.generated import Made, counted
 from harness.models.inputs import framed
 from harness.models.windows import cut
-from harness.own import FAILS, Talk, fails_with
-from harness.raw import Refused, Unary
+from harness.own import FAILS, Talk, fails_with, fed, total
+from harness.raw import Refused, Stream, Unary
 from harness.stored import both_stores, steps, stored
 from harness.windows import Cut, WindowOracle, WindowTalk
 
@@ -151,6 +151,32 @@ def test_an_idle_sequence_leaves_the_server_and_goes_on(deploy, connect, locatio
         for talk in talks:
             deployment.settles("stateful_live_sequences", model, 0)
             talk.step(start=number == 0)
+
+
+@pytest.mark.parametrize("how", ["end", "restart"])
+@both_stores
+def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, how):
+    """The older sequence has requests that wait when the younger one with its id is saved."""
+    model = stored(models.work("replaced"), location, on_duplicate_start="restart", max_queued_requests_per_sequence=64)
+    deployment = deploy(control_model=False)
+    deployment.serve(model)
+    stream = Stream(deployment)
+    sent, wanted = [(fed(1, 200), {"sequence_start": True})], [1]
+    for life in range(2, 5):
+        for _ in range(3):
+            sent.append((fed(10, 20), {}))
+            wanted.append(wanted[-1] + 10)
+        if how == "end":
+            sent[-1][1]["sequence_end"] = True
+        sent.append((fed(life), {"sequence_start": True}))
+        wanted.append(life)
+    for inputs, parameters in sent:
+        stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
+    came = dict(stream.reply() for _ in sent)
+    assert [
+        came[number] if isinstance(came[number], Refused) else total(came[number]) for number in sorted(came)
+    ] == wanted
+    stream.close()
 
 
 def test_ids_that_the_server_gives_are_not_those_of_the_server_before(deploy, connect, location_of_file):

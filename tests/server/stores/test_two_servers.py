@@ -40,7 +40,7 @@ def test_requests_alternate_at_random(two, connect, location_of_valkey):
                     talk.client = rng.choice(clients)
                     assert steps(talk.step(start=step == 0)) == (step + 1, step + 1), life
                 talk.client = rng.choice(clients)
-                talk.end()
+                assert steps(talk.end()) == (13, 13)
                 for talk.client in clients:
                     with fails_with("SEQUENCE_MISSING", talk.sequence_id):
                         talk.step()

@@ -76,6 +76,7 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
         }
         (_, None) => Reply::Absent,
         (_, Some(Record::Ended)) => Reply::Ended,
+        (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.is_empty() => Reply::Unsaved,
         (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
             let blob = blob.clone();
             *record = Some(Record::Live { token, blob: blob.clone() });
@@ -296,7 +297,8 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let reader = with("secret", "&user=reader").unwrap_err();
     assert!(matches!(reader, StoreError::Denied(_)), "{reader}");
     // One that may do what docs/cluster.md lists.
-    let rights = "-@all +get +set +hget +hset +exists +rename +unlink +pexpire +eval +auth +select ~o{m:* ~b{m:*";
+    let rights =
+        "-@all +get +set +hget +hset +exists +strlen +rename +unlink +pexpire +eval +auth +select ~o{m:* ~b{m:*";
     let rights: Vec<_> =
         ["ACL", "SETUSER", "writer", "on", ">secret", "resetkeys"].into_iter().chain(rights.split(' ')).collect();
     valkey.command_as("hush-hush", &rights);
