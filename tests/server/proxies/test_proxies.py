@@ -2,81 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import re
 import threading
 import types
 
 import grpc
-import pytest
-import tritonclient.grpc as grpc_client
 
 from harness.deployment import eventually
 from harness.model import Model
-from harness.models import ledger
 from harness.own import Talk
+from harness.proxied import requests, server_of, server_of_http
 from harness.raw import PROTOCOLS, Refused
-from harness.stored import stored, word
-from support.cluster.servers import Servers
-from support.paths import TESTED_BACKENDS
+from harness.stored import word
 from support.proxies import KINDS, Proxy
-from support.valkey import Valkey
 
-MODEL = "behind_a_proxy"
 #: What a client gets whose request or stream a proxy could not carry to its end.
 BROKEN = {"UNAVAILABLE", "INTERNAL", "CANCELLED", "502", "503", "504"}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    running = Valkey(tmp_path_factory.mktemp("v") / "v")
-    yield running
-    running.kill()
-
-
-@pytest.fixture(scope="module")
-def model(store):
-    return stored(ledger(MODEL), store.location, state_api="true")
-
-
-@pytest.fixture(scope="module")
-def servers(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("servers")
-    (folder / "models").mkdir()
-    model.write(folder / "models")
-    with Servers(folder / "models", folder, TESTED_BACKENDS, 3) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def proxy(servers, request, tmp_path_factory):
-    with Proxy(request.param, tmp_path_factory.mktemp(request.param), servers.ports) as running:
-        # until it has found all servers to be ready
-        for ask in (server_of, server_of_http):
-            eventually(lambda ask=ask: {ask(running, number) for number in range(50)}, is_complete)
-        yield running
-
-
-def is_complete(names: set[str | None]) -> bool:
-    return len(names) == 3 and None not in names
-
-
-def server_of(proxy: Proxy, number: int) -> str | None:
-    """The name of the server that gets this sequence's requests."""
-    with grpc_client.InferenceServerClient(proxy.grpc_url) as client, contextlib.suppress(Exception):
-        return client.get_server_metadata(headers={"sequence-id": str(number)}).name
-    return None
-
-
-def server_of_http(proxy: Proxy, number: int) -> str | None:
-    host, port = proxy.http_url.split(":")
-    connection = http.client.HTTPConnection(host, int(port))
-    with contextlib.closing(connection), contextlib.suppress(OSError, ValueError):
-        connection.request("GET", "/v2", headers={"sequence-id": str(number)})
-        return json.loads(connection.getresponse().read())["name"]
-    return None
 
 
 class Client:
@@ -146,7 +88,7 @@ class Life(threading.Thread):
         _, parameters = self.talk.way.control(self.talk.model, self.talk.sequence_id, start, end)
         checked = parameters if start else {**parameters, "sequence_step": self.made}
         try:
-            answer = self.client.ask(MODEL, inputs, checked)
+            answer = self.client.ask(self.talk.model.name, inputs, checked)
         except Refused as error:
             # the END has run, and its answer is lost
             assert end and word(error) == "SEQUENCE_MISSING" and self.client.broken, error
@@ -168,16 +110,12 @@ def test_all_requests_of_a_sequence_go_to_one_server(proxy):
 
 
 def test_a_stream_goes_to_one_server_with_all_its_sequences(proxy, servers, model):
-    def served() -> list[int]:
-        count = re.compile(rf'^nv_inference_request_success{{model="{MODEL}".*}} (\S+)$', re.MULTILINE)
-        return [int(float(count.findall(server.metrics())[0])) for server in servers.servers]
-
-    before = served()
+    before = [requests(server, model) for server in servers.servers]
     client = Client(proxy, "stream", 77)
     for number in range(10):
         Talk(client, model, f"{proxy.kind}-{number}").whole(2)
     client.close()
-    more = [now - then for now, then in zip(served(), before, strict=True)]
+    more = [requests(server, model) - then for server, then in zip(servers.servers, before, strict=True)]
     assert sorted(more) == [0, 0, 20]
 
 

@@ -11,6 +11,7 @@ from triton_stateful.errors import (
     NoPlace,
     SequenceAlreadyExists,
     SequenceMissing,
+    SequenceMoved,
     SequenceNotParked,
     SnapshotInvalid,
     StateApiOff,
@@ -20,6 +21,9 @@ from triton_stateful.errors import (
     StateParameter,
     StateUnknown,
     StepConflict,
+    StepsLost,
+    StoreDamaged,
+    StoreFailed,
     Unavailable,
 )
 from triton_stateful.messages import Info, Outputs, SequenceId, StateInfo
@@ -38,6 +42,7 @@ __all__ = [
     "SequenceAlreadyExists",
     "SequenceId",
     "SequenceMissing",
+    "SequenceMoved",
     "SequenceNotParked",
     "SnapshotInvalid",
     "StateApiOff",
@@ -48,6 +53,9 @@ __all__ = [
     "StateUnknown",
     "StatefulError",
     "StepConflict",
+    "StepsLost",
+    "StoreDamaged",
+    "StoreFailed",
     "Stream",
     "Unavailable",
 ]

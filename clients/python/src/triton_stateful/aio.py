@@ -11,8 +11,20 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from triton_stateful.errors import StatefulError
-from triton_stateful.flow import Doing, Flow, Inference, Origin, Result
-from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
+from triton_stateful.flow import Flow
+from triton_stateful.messages import (
+    Array,
+    Describe,
+    Doing,
+    Inference,
+    Info,
+    Origin,
+    Outputs,
+    Pause,
+    Request,
+    Result,
+    SequenceId,
+)
 from triton_stateful.retry import Retry
 from triton_stateful.transports import of_async_client
 
@@ -42,8 +54,9 @@ class AsyncSequence:
         clone_of: SequenceId | None = None,
         resume: bool = False,
         retry: Retry | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._flow = Flow(model, version, sequence_id, Origin(states or {}, snapshot, clone_of, resume), retry)
+        self._flow = Flow(model, version, sequence_id, Origin(states or {}, snapshot, clone_of, resume), retry, headers)
         self._owns_client = isinstance(client, str)
         self._transport = of_async_client(client)
         self._flow.sends_twice = self._transport.sends_twice

@@ -24,6 +24,18 @@ class NoPlace(Unavailable):
     long. It has not run."""
 
 
+class SequenceMoved(Unavailable):
+    """Another server has continued the sequence. The request has made no step."""
+
+
+class StoreFailed(Unavailable):
+    """The store that keeps the sequence is down or refuses to write. The step is made or not."""
+
+
+class StoreDamaged(StatefulError):
+    """The store's record of the sequence is not a state of this model. Start the sequence again."""
+
+
 class SequenceMissing(StatefulError):
     """The sequence is not live: it has ended, or was idle for too long, or the server was restarted."""
 
@@ -46,6 +58,13 @@ class StepConflict(StatefulError):
     made: int | None = None
     #: How many elements of a window are left over, if that is what differs.
     left: int | None = None
+
+
+class StepsLost(StepConflict):
+    """A server died before it had saved the last steps, and this client no longer has all of their inputs.
+
+    The sequence continues after `made` steps. If you have the inputs of the later ones, make these steps again.
+    """
 
 
 class AnswerLost(StatefulError):
@@ -81,6 +100,7 @@ _BY_WORD: dict[str, type[StatefulError]] = {
     "MAX_SEQUENCE_NUMBER_REACHED": NoPlace,
     "SEQUENCE_ALREADY_EXISTS": SequenceAlreadyExists,
     "SEQUENCE_MISSING": SequenceMissing,
+    "SEQUENCE_MOVED": SequenceMoved,
     "SEQUENCE_NOT_PARKED": SequenceNotParked,
     "SEQUENCE_QUEUE_FULL": NoPlace,
     "SEQUENCE_QUEUE_TIMEOUT": NoPlace,
@@ -90,6 +110,8 @@ _BY_WORD: dict[str, type[StatefulError]] = {
     "STATE_CONFLICT": StateConflict,
     "STATE_NOT_LISTED": StateNotListed,
     "STATE_PARAMETER": StateParameter,
+    "STATE_STORE_DAMAGED": StoreDamaged,
+    "STATE_STORE_FAILED": StoreFailed,
     "STATE_UNKNOWN": StateUnknown,
 }
 
@@ -98,9 +120,24 @@ _MISSING = re.compile(r"must specify the START flag|^sequence .* (is not live|ha
 
 _NOT_ANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
 
+#: How a stream ends whose server has died: behind Envoy, and behind HAProxy.
+_BROKEN_STREAM = {"StatusCode.INTERNAL", "StatusCode.CANCELLED"}
 
-def of_server(error: InferenceServerException) -> StatefulError:
-    """The error of this package for one of tritonclient's."""
+#: What Triton 25.05 and newer say after SIGTERM. On a stream, the answer has no code.
+_SHUTTING_DOWN = "server is shutting down"
+
+
+def leaves_server(error: InferenceServerException) -> bool:
+    """Whether a request that is answered so on a stream is better sent over a new one, which may go to another server."""
+    text = error.message() or ""
+    return text.startswith("SEQUENCE_MOVED:") or _SHUTTING_DOWN in text
+
+
+def of_server(error: InferenceServerException, of_stream: bool = False) -> StatefulError:
+    """The error of this package for one of tritonclient's.
+
+    of_stream: it came from a stream, so if it has a status, the stream is broken.
+    """
     text = error.message() or ""
     word = text.split(":", 1)[0]
     if word in _BY_WORD:
@@ -111,6 +148,8 @@ def of_server(error: InferenceServerException) -> StatefulError:
         return made
     if _MISSING.search(text):
         return SequenceMissing(text)
-    if str(error.status()) in _NOT_ANSWERED:
+    if str(error.status()) in _NOT_ANSWERED or _SHUTTING_DOWN in text:
+        return Unavailable(str(error))
+    if of_stream and str(error.status()) in _BROKEN_STREAM:
         return Unavailable(str(error))
     return StatefulError(str(error))

@@ -10,24 +10,31 @@ import json
 import secrets
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Callable, TypeVar, Union
+from dataclasses import replace
+from typing import Callable
+from urllib.parse import quote
 
 from triton_stateful.errors import (
     AnswerLost,
     NoPlace,
     SequenceAlreadyExists,
     SequenceMissing,
+    SequenceMoved,
     StateApiOff,
     StatefulError,
     StepConflict,
+    StepsLost,
     Unavailable,
 )
 from triton_stateful.messages import (
+    SEQUENCE_HEADER,
     Array,
     Count,
     Describe,
+    Doing,
+    Inference,
     Info,
+    Origin,
     Outputs,
     Parameter,
     Pause,
@@ -36,42 +43,8 @@ from triton_stateful.messages import (
     StateInfo,
 )
 from triton_stateful.model import INFO, SNAPSHOT, STATE_PREFIX, Model
+from triton_stateful.replay import Unsaved, count_of, resend
 from triton_stateful.retry import Retry
-
-Action = Union[Request, Describe, Pause]
-Result = TypeVar("Result")
-Doing = Generator[Action, Any, Result]
-
-
-@dataclass(frozen=True)
-class Inference:
-    """The arguments of `Sequence.step`, `send` or `stream`."""
-
-    inputs: Mapping[str, Array] | Array
-    commit: bool
-    end: bool
-    outputs: list[str] | None
-    max_steps: int | None
-    timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a sequence begins with, if not with its initial state."""
-
-    states: Mapping[str, Array]
-    snapshot: bytes | None = None
-    clone_of: SequenceId | None = None
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if sum((self.snapshot is not None, self.clone_of is not None, self.resume)) > 1:
-            raise ValueError("of snapshot, clone_of and resume, a sequence begins with one")
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the sequence goes on from a state that has made steps."""
-        return self.snapshot is not None or self.clone_of is not None or self.resume
 
 
 def _random_id() -> int:
@@ -88,6 +61,7 @@ class Flow:
         sequence_id: SequenceId | None,
         origin: Origin,
         retry: Retry | None,
+        headers: Mapping[str, str] | None,
     ) -> None:
         if origin.resume and sequence_id is None:
             raise ValueError("resume takes up a parked sequence, so it needs its id")
@@ -102,6 +76,8 @@ class Flow:
         self._owns_id = sequence_id is None or origin.resume
         self._origin = origin
         self.retry = retry
+        self._headers = headers or {}
+        self._unsaved = Unsaved(0 if retry is None else retry.keep_bytes)
         #: The transport itself may send a request twice, without telling.
         self.sends_twice = False
         self._model: Model | None = None
@@ -167,7 +143,8 @@ class Flow:
 
         def build() -> Request:
             made = self._request(self._checks())
-            return replace(made, inputs=tuple(t for t in made.inputs if t.name not in given) + tensors)
+            inputs = tuple(t for t in made.inputs if t.name not in given) + tensors
+            return replace(made, inputs=inputs, sets=True)
 
         yield from self.begin()
         yield from self._exchange(build)
@@ -189,8 +166,9 @@ class Flow:
         model = yield from self._described()
         self._need_state_api(model, "info")
         outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
-        read = json.loads(outputs[INFO].item())
-        count = _count(read)
+        read, count = json.loads(outputs[INFO].item()), count_of(outputs)
+        if count.steps < self.steps and self._unsaved.since(count) and (yield from self._resend(1)):
+            return (yield from self.info())
         if count != self.count:
             self.count, self._is_open = count, False
         self._must_count = False
@@ -213,8 +191,9 @@ class Flow:
 
         yield from self._begin_going_on()
         outputs = yield from self._exchange(build)
-        self.count = _count(json.loads(outputs[INFO].item()))
+        self.count = count_of(outputs)
         self._must_count = False
+        self._unsaved.clear()
 
     def send(self, asked: Inference) -> Doing[Request]:
         """The request of a step that is sent without waiting for the answers to those before. Counts it at once.
@@ -286,7 +265,9 @@ class Flow:
 
     def cloned(self, sequence_id: SequenceId | None) -> Flow:
         """A sequence that goes on from this one's state, when it begins."""
-        copy = Flow(self.model_name, self.version, sequence_id, Origin({}, clone_of=self.id), self.retry)
+        copy = Flow(
+            self.model_name, self.version, sequence_id, Origin({}, clone_of=self.id), self.retry, self._all_headers()
+        )
         copy.sends_twice = self.sends_twice
         return copy
 
@@ -356,18 +337,24 @@ class Flow:
         return {**checks, "sequence_left": self.count.left} if checks and model.is_cut else checks
 
     def _call(self, parameters: dict[str, Parameter], checked: bool = False) -> Doing[Outputs]:
-        """A request without an inference."""
+        """A request without an inference. checked: it changes the state."""
         model = yield from self._described()
         self._need_state_api(model, next(iter(parameters)))
         yield from self.begin()
-        return (yield from self._exchange(lambda: self._request({**parameters, **(self._checks() if checked else {})})))
+
+        def build() -> Request:
+            # A server that has lost steps is noticed here, too.
+            checks = self._checks() if checked or self._unsaved else {}
+            return replace(self._request({**parameters, **checks}), sets=checked)
+
+        return (yield from self._exchange(build))
 
     def _request(self, parameters: Mapping[str, Parameter], end: bool = False) -> Request:
         """A request with START and what the sequence begins with, if it has not begun."""
         if self.ended:
             raise SequenceMissing(f"sequence {self.id} has ended")
         made = Request(self.model_name, self.version, self.id, end=end, parameters=dict(parameters))
-        made = replace(made, decoupled=self._is_decoupled())
+        made = replace(made, decoupled=self._is_decoupled(), headers=self._all_headers())
         if self.started:
             return made
         assert self._model is not None
@@ -381,6 +368,11 @@ class Flow:
             begins["resume"] = True
         return replace(made, start=True, inputs=inputs, parameters={**parameters, **begins})
 
+    def _all_headers(self) -> dict[str, str]:
+        # A clone has to be where the other sequence is.
+        of = self.id if self._origin.clone_of is None else self._origin.clone_of
+        return {SEQUENCE_HEADER: quote(str(of)), **self._headers}
+
     def _exchange(self, build: Callable[[], Request]) -> Doing[Outputs]:
         """Sends a request until it is answered, refused, or has failed too often."""
         failed = 0
@@ -391,7 +383,7 @@ class Flow:
             try:
                 outputs: Outputs = yield request
             except Unavailable as error:
-                if isinstance(error, NoPlace):
+                if isinstance(error, (NoPlace, SequenceMoved)):
                     self._is_open = was_open
                 failed += 1
                 if self.retry is None or failed >= self.retry.attempts:
@@ -405,8 +397,10 @@ class Flow:
                 if lost is not None:
                     raise lost from error
                 if not (request.start and self.started):
-                    raise
-                # The sequence has begun: the same request without START follows.
+                    failed += 1
+                    if not (yield from self._send_unsaved(error, failed)):
+                        raise
+                # The sequence has begun, or is where it was: the request follows once more.
             else:
                 self._answered(request, was_open, outputs.parameters)
                 return outputs
@@ -428,7 +422,10 @@ class Flow:
         self._is_open = was_open and not request.counts
         self.started = True
         self.ended = request.end
+        before = self.count
         self._note(request, parameters)
+        if self.retry is not None and (request.counts or request.start or request.sets or request.end):
+            self._unsaved.note(request, parameters, before, self.count)
 
     def _note(self, request: Request, parameters: Mapping[str, Parameter]) -> None:
         """Counts a request that has been answered."""
@@ -446,27 +443,46 @@ class Flow:
         else:
             self._lose_count()
 
+    def _send_unsaved(self, error: StatefulError, failed: int) -> Doing[bool]:
+        """After a refusal: if the server has made fewer steps, sends the missing ones. Whether the request can follow."""
+        if self.retry is None or failed >= self.retry.attempts or not self._unsaved:
+            return False
+        return isinstance(error, (StepConflict, SequenceMissing)) and (yield from self._resend(failed))
+
+    def _resend(self, failed: int) -> Doing[bool]:
+        assert self.retry is not None
+        try:
+            return (
+                yield from resend(self._unsaved, self._request({"query_state": True}), self.count, self.retry, failed)
+            )
+        except StepsLost as error:
+            self.count = Count(error.made or 0, error.left or 0)
+            self._unsaved.clear()
+            raise
+
     def _answer_lost(self, request: Request, ended: bool) -> AnswerLost:
         """The sequence continues after the step whose answer is lost."""
-        number, self._is_open, self.ended = self.steps, False, ended
+        before, self._is_open, self.ended = self.count, False, ended
         self._count_unsaid(request)
+        if self._must_count or ended:
+            self._unsaved.clear()
+        else:
+            self._unsaved.note_unsaid(request, before, self.count)
         if ended:
             return AnswerLost(
-                f"sequence {self.id} is over, and the answer to its last step ({number}) was lost: the step has run, unless "
+                f"sequence {self.id} is over, and the answer to its last step ({before.steps}) was lost: the step has run, unless "
                 "the server has forgotten the sequence before"
             )
         several = self._model is not None and (self._model.is_cut or self._model.is_repeated)
         which = "the request after step" if several else "step"
-        return AnswerLost(f"{which} {number} of sequence {self.id} has run once, but its answer was lost")
-
-
-def _count(info: Mapping[str, Any]) -> Count:
-    """What `state_info` says."""
-    return Count(int(info["steps"]), int(info.get("left", 0)))
+        return AnswerLost(f"{which} {before.steps} of sequence {self.id} has run once, but its answer was lost")
 
 
 def _has_run(request: Request, error: StepConflict) -> bool:
     """Whether the sequence is where this request must have brought it. The server doesn't always say both numbers."""
-    if error.made is None or request.then is None:
+    if error.made is None:
         return True
+    if request.then is None:
+        # A server that died may have lost steps.
+        return error.made >= int(request.parameters.get("sequence_step", 0))
     return error.made == request.then.steps and error.left in (None, request.then.left)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 SequenceId = Union[int, str]
 Parameter = Union[bool, int, str]
+
+
+#: The header by which proxies choose the server of a sequence.
+SEQUENCE_HEADER = "sequence-id"
 
 
 class Outputs(dict[str, Array]):
@@ -65,6 +69,37 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Inference:
+    """The arguments of `Sequence.step`, `send` or `stream`."""
+
+    inputs: Mapping[str, Array] | Array
+    commit: bool
+    end: bool
+    outputs: list[str] | None
+    max_steps: int | None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a sequence begins with, if not with its initial state."""
+
+    states: Mapping[str, Array]
+    snapshot: bytes | None = None
+    clone_of: SequenceId | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if sum((self.snapshot is not None, self.clone_of is not None, self.resume)) > 1:
+            raise ValueError("of snapshot, clone_of and resume, a sequence begins with one")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the sequence goes on from a state that has made steps."""
+        return self.snapshot is not None or self.clone_of is not None or self.resume
+
+
+@dataclass(frozen=True)
 class Request:
     """One inference request."""
 
@@ -79,7 +114,11 @@ class Request:
     timeout: float | None = None  # in seconds
     counts: bool = False  # it is an inference that changes the state
     then: Count | None = None  # how far the sequence is after it; None if the client can't tell
+    sets: bool = False  # it changes states without an inference
     decoupled: bool = False  # the model sends an answer for each step
+    headers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the request, or of the stream that carries only this request
 
 
 @dataclass(frozen=True)
@@ -95,3 +134,8 @@ class Pause:
     """Asks to wait."""
 
     seconds: float
+
+
+Action = Union[Request, Describe, Pause]
+Result = TypeVar("Result")
+Doing = Generator[Action, Any, Result]

@@ -13,8 +13,20 @@ import tritonclient.grpc
 import tritonclient.http
 
 from triton_stateful.errors import StatefulError, StepConflict
-from triton_stateful.flow import Doing, Flow, Inference, Origin, Result
-from triton_stateful.messages import Array, Describe, Info, Outputs, Pause, Request, SequenceId
+from triton_stateful.flow import Flow
+from triton_stateful.messages import (
+    Array,
+    Describe,
+    Doing,
+    Inference,
+    Info,
+    Origin,
+    Outputs,
+    Pause,
+    Request,
+    Result,
+    SequenceId,
+)
 from triton_stateful.retry import Retry
 from triton_stateful.stream import Stream
 from triton_stateful.transports import of_client
@@ -39,6 +51,8 @@ class Sequence:
     clone_of: the id of a live sequence whose state it begins with.
     resume: takes up the parked sequence with this id.
     retry: how often a request is sent again; by default it isn't.
+    headers: of each request. By default, `sequence-id` has the id, by which a proxy chooses the server of a sequence. A `Stream`
+        has its own.
 
     The sequence begins on the server with the first request. Leaving the `with` block ends it; if the model has no
     `state_api`, give `end=True` to the last step instead. Without `with`, call `end` and `close`.
@@ -59,8 +73,9 @@ class Sequence:
         clone_of: SequenceId | None = None,
         resume: bool = False,
         retry: Retry | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._flow = Flow(model, version, sequence_id, Origin(states or {}, snapshot, clone_of, resume), retry)
+        self._flow = Flow(model, version, sequence_id, Origin(states or {}, snapshot, clone_of, resume), retry, headers)
         self._owns_client = isinstance(client, str)
         self._transport = client if isinstance(client, Stream) else of_client(client)
         self._flow.sends_twice = self._transport.sends_twice

@@ -110,6 +110,11 @@ def arguments(library: ModuleType, request: Request) -> dict[str, Any]:
     }
 
 
+def _headers(request: Request) -> dict[str, str]:
+    # tritonclient changes what it is given
+    return dict(request.headers)
+
+
 def grpc_outputs(result: Any) -> Outputs:
     """The outputs of a result of tritonclient.grpc."""
     response = result.get_response()
@@ -171,7 +176,8 @@ class _Translated:
             raise of_server(error) from error
         if isinstance(error, grpc.aio.AioRpcError):
             # tritonclient hands on those of its streams for asyncio as they are.
-            raise of_server(InferenceServerException(error.details() or "", str(error.code()))) from error
+            made = InferenceServerException(error.details() or "", str(error.code()))
+            raise of_server(made, of_stream=True) from error
         if isinstance(error, _LOST):
             raise Unavailable(f"{type(error).__name__}: {error}") from error
 
@@ -200,13 +206,13 @@ class Grpc:
             return (*_nothing, *self.stream(request))[-1]
         with translated:
             more = arguments(tritonclient.grpc, request)
-            return grpc_outputs(self.client.infer(**more, client_timeout=request.timeout))
+            return grpc_outputs(self.client.infer(**more, client_timeout=request.timeout, headers=_headers(request)))
 
     def stream(self, request: Request) -> Generator[Outputs, None, None]:
         more = arguments(tritonclient.grpc, request)
         came: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         with translated:
-            self.client.start_stream(lambda result, error: came.put((result, error)))
+            self.client.start_stream(lambda result, error: came.put((result, error)), headers=_headers(request))
         is_over = False
         try:
             with translated:
@@ -214,7 +220,7 @@ class Grpc:
             while not is_over:
                 result, error = came.get()
                 if error is not None:
-                    raise of_server(error) from error
+                    raise of_server(error, of_stream=True) from error
                 answer = grpc_outputs(result)
                 is_over = bool(answer.parameters.pop("triton_final_response", False))
                 # After the last step comes an answer without anything if the server could not know that it was the last.
@@ -244,7 +250,7 @@ class Http:
     def infer(self, request: Request) -> Outputs:
         more = _http_arguments(request)
         with translated:
-            return _http_outputs(self.client.infer(**more))
+            return _http_outputs(self.client.infer(**more, headers=_headers(request)))
 
     def stream(self, request: Request) -> Generator[Outputs, None, None]:
         refuse_decoupled(request, "HTTP")
@@ -273,7 +279,8 @@ class AsyncGrpc:
             return [*_nothing, *[answer async for answer in self.stream(request)]][-1]
         with translated:
             more = arguments(tritonclient.grpc, request)
-            return grpc_outputs(await self.client.infer(**more, client_timeout=request.timeout))
+            answer = await self.client.infer(**more, client_timeout=request.timeout, headers=_headers(request))
+            return grpc_outputs(answer)
 
     async def stream(self, request: Request) -> AsyncGenerator[Outputs, None]:
         async def requests() -> AsyncGenerator[dict[str, Any], None]:
@@ -281,7 +288,7 @@ class AsyncGrpc:
 
         # The server ends the stream after the last answer, because no other request comes.
         with translated:
-            call = self.client.stream_infer(requests())
+            call = self.client.stream_infer(requests(), headers=_headers(request))
         try:
             while True:
                 try:
@@ -321,7 +328,7 @@ class AsyncHttp:
     async def infer(self, request: Request) -> Outputs:
         more = _http_arguments(request)
         with translated:
-            return _http_outputs(await self.client.infer(**more))
+            return _http_outputs(await self.client.infer(**more, headers=_headers(request)))
 
     async def stream(self, request: Request) -> AsyncGenerator[Outputs, None]:
         refuse_decoupled(request, "HTTP")
