@@ -350,6 +350,8 @@ def test_a_reload_goes_on_without_its_client(config, start):
     host, port = gateway.rest_url.split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /v1/config/reload HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n")
+        # A request whose connection ends before the gateway has read it is never begun.
+        eventually(lambda: gateway.metric("stateful_ovms_requests_running") or is_there(gateway, "second"), bool)
     eventually(lambda: is_there(gateway, "second") and states(gateway, "second"), lambda of: of == {"1": "AVAILABLE"})
 
 
