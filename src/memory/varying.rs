@@ -189,6 +189,13 @@ impl<T> Varying<T> {
         self.charge.set(bytes.max(self.charge.bytes))
     }
 
+    /// Pays for `bytes` bytes with a part of `charge`.
+    pub fn pay(&mut self, bytes: usize, charge: &mut Charge) {
+        let paid = bytes.min(charge.bytes);
+        charge.bytes -= paid;
+        self.charge.bytes += paid;
+    }
+
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
         self.charge.set(bytes.max(self.charge.bytes))?;
@@ -350,6 +357,22 @@ mod tests {
         state.share(&[1, 9], shared(9));
         drop(state);
         assert_eq!((Arc::strong_count(&batch), budget.used()), (1, 0));
+    }
+
+    #[test]
+    fn a_state_is_paid_for_with_another_charge_when_the_budget_is_used_up() {
+        let budget = Budget::new(100);
+        let mut saved = Charge::new(&budget, 60).unwrap();
+        let _others = Charge::new(&budget, 40).unwrap();
+        let mut state = Varying::<()>::new(&budget, None);
+        assert!(state.reserve(60).is_err());
+        state.pay(60, &mut saved);
+        state.reserve(60).unwrap();
+        drop(saved);
+        state.write(&[60], 60);
+        assert_eq!(budget.used(), 100);
+        drop(state);
+        assert_eq!(budget.used(), 40);
     }
 
     /// Bytes that the host has allocated for a state.

@@ -7,7 +7,7 @@ use sequences::pool::SlotId;
 use sequences::{Admission, Admitted, Finished, Good, Key, Outcome, Refusal, Shortage};
 
 use super::live::{Contents, LiveSequences, Table, Varying, VaryingSize};
-use crate::memory::{MemoryError, NoRoom, Slab, SlotMemory};
+use crate::memory::{Charge, MemoryError, NoRoom, Slab, SlotMemory};
 use crate::panic;
 use crate::triton::{Answer, Request};
 
@@ -274,17 +274,30 @@ impl StateMemory {
     /// only pays for them.
     pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, in_batch: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
-            if self.varying.len() <= number {
-                let device = self.sequences.device.as_ref().filter(|_| matches!(size, VaryingSize::Bytes(_)));
-                self.varying.push(Varying::new(&self.sequences.budget, device));
-            }
+            let varying = self.varying_of(number, size);
             if in_batch {
-                self.varying[number].reserve_shared(size.bytes())?;
+                varying.reserve_shared(size.bytes())?;
             } else {
-                self.varying[number].reserve(size.bytes())?;
+                varying.reserve(size.bytes())?;
             }
         }
         Ok(())
+    }
+
+    /// Pays for states of these sizes with a charge that covers them, so that [`StateMemory::reserve`] needs nothing of what
+    /// all sequences may have.
+    pub fn pay(&mut self, sizes: impl Iterator<Item = VaryingSize>, mut charge: Charge) {
+        for (number, size) in sizes.enumerate() {
+            self.varying_of(number, size).pay(size.bytes(), &mut charge);
+        }
+    }
+
+    fn varying_of(&mut self, number: usize, size: VaryingSize) -> &mut Varying {
+        if self.varying.len() <= number {
+            let device = self.sequences.device.as_ref().filter(|_| matches!(size, VaryingSize::Bytes(_)));
+            self.varying.push(Varying::new(&self.sequences.budget, device));
+        }
+        &mut self.varying[number]
     }
 }
 

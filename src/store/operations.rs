@@ -11,7 +11,7 @@ use super::StateStore;
 use super::content::{Saved, SequenceState, StateContent, StateRow, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RunError;
-use crate::memory::MemoryError;
+use crate::memory::{Charge, MemoryError};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 
@@ -65,17 +65,28 @@ impl StateStore {
 
     /// Restores the state that a sequence had when it was saved. Returns false if it is over.
     pub fn restore(&mut self, sequence: SlotId, saved: Saved) -> Result<bool, WriteError> {
-        // What paid for the copy pays for the state.
-        drop(saved.charge);
-        self.write(sequence, &saved.state)
+        self.write_paid(sequence, &saved.state, saved.charge)
     }
 
     /// Gives a sequence another state. Returns false if it is over. A state that does not fit, or for which there is no
     /// room, is refused and changes nothing.
     pub fn write(&mut self, sequence: SlotId, state: &SequenceState) -> Result<bool, WriteError> {
+        self.write_paid(sequence, state, None)
+    }
+
+    /// As [`StateStore::write`]. If there is a charge, it pays for all of the state.
+    fn write_paid(
+        &mut self,
+        sequence: SlotId,
+        state: &SequenceState,
+        charge: Option<Charge>,
+    ) -> Result<bool, WriteError> {
         self.check_value(state)?;
         self.evict(&[sequence])?;
         let Some(mut memory) = self.memory(sequence) else { return Ok(false) };
+        if let Some(charge) = charge {
+            memory.pay(self.sizes(state), charge);
+        }
         memory.reserve(self.sizes(state), false).map_err(RunError::from)?;
         let bound = self.binding.states.iter().zip(&state.states).enumerate();
         for (number, (bound, value)) in bound {

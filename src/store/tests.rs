@@ -209,6 +209,21 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_saved_state_is_restored_when_the_budget_is_used_up() {
+    let mut world = World::new(binding(true), 2, false);
+    let before = value(1.0, 30);
+    assert!(world.store.write(world.slots[0], &before).unwrap());
+    let saved = world.store.save(world.slots[0]).unwrap().unwrap();
+    assert!(world.store.write(world.slots[0], &value(2.0, 2)).unwrap());
+    assert!(world.store.write(world.slots[1], &value(3.0, 30)).unwrap());
+    assert!(world.store.write(world.slots[1], &value(3.0, 35)).is_err());
+    assert!(world.store.restore(world.slots[0], saved).unwrap());
+    assert_eq!((world.read(0).unwrap(), world.read(1).unwrap()), (before, value(3.0, 30)));
+    // The copy has been paid back.
+    assert!(world.store.write(world.slots[1], &value(3.0, 35)).unwrap());
+}
+
+#[test]
 fn a_sequence_that_is_over_has_no_state() {
     let mut world = World::new(binding(true), 2, false);
     assert!(world.store.write(world.slots[0], &value(1.0, 2)).unwrap());
