@@ -16,30 +16,22 @@
 #![forbid(unsafe_code)]
 
 mod data;
+mod inputs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use rows::copies;
-use rows::tensor::{DataType, Dims, Gap, RowAt, RowLayout, StorageType, element_count};
+use rows::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, element_count};
 
-use crate::binding::{
-    Binding, BoundControl, BoundInput, BoundState, Counter, Flag, Generated, InitialContent, InputAxis, RowValues,
-    Source, TrimBy,
-};
-use crate::memory::Bytes;
-use crate::session::{Copier, Given, Run, Session, Step};
+use crate::binding::{Binding, BoundInput, Counter, Source, TrimBy};
+use crate::session::{Copier, Run, Session, Step};
 pub use data::{Answer, Scale, difference, is_float, random};
+use inputs::{INFERENCES, Inputs, SEQUENCES, Sequence, Tensor};
 
-/// Sequences of the proof.
-const SEQUENCES: usize = 3;
-/// Inferences of each.
-const INFERENCES: usize = 3;
 /// Elements along open dimensions of requests: the first number with which the model runs. A convolution or a transform
 /// may need many.
 const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
-/// The values of the rows of a run.
-const SCALES: [Scale; SEQUENCES] = [Scale::Small, Scale::Zero, Scale::Large];
 /// No input of a row is larger.
 const MOST_BYTES: usize = 1 << 24;
 /// No run takes longer. A loop may never end on random data.
@@ -92,58 +84,12 @@ fn unknown(why: impl ToString) -> Rows {
     Rows::Unknown(why.to_string())
 }
 
-/// One row of an input: dims with 1 for the batch axis, and row-major elements.
-#[derive(Clone, Debug)]
-struct Tensor {
-    dims: Vec<i64>,
-    bytes: Vec<u8>,
-}
-
-/// A sequence, as far as it has come.
-struct Sequence {
-    number: usize,
-    inferences: usize,
-    states: Vec<Tensor>,
-    counts: Vec<u64>,
-}
-
-impl Sequence {
-    fn new(binding: &Binding, number: usize) -> Self {
-        let states = binding.states.iter().enumerate().map(|(index, state)| first_state(state, index, number));
-        Self { number, inferences: 0, states: states.collect(), counts: vec![0; binding.counters.len()] }
-    }
-}
-
-fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
-    let dims = state.initial.dims.clone();
-    let count = element_count(&dims).unwrap_or(0);
-    let zeros = || vec![0; count * state.data_type.byte_size().unwrap_or(0)];
-    let bytes = match &state.initial.content {
-        InitialContent::Bytes(bytes) => bytes.clone(),
-        InitialContent::Model if is_float(state.data_type) => {
-            random(state.data_type, count, Scale::One, &[0, index, number])
-        }
-        InitialContent::Zeros | InitialContent::Strings(_) | InitialContent::Model => zeros(),
-    };
-    Tensor { dims, bytes }
-}
-
-/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round have different
-/// ones. Large values come late, because a state that has become large hides what small values do to it.
-const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
-    SCALES[(inference + number * (1 - delay)) % SCALES.len()]
-}
-
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
     /// How many there are.
     sequences: usize,
-    /// Elements along open dimensions of requests.
-    length: i64,
-    /// Large values have the other signs, so that a condition on all rows is once true and once false; and small ones are
-    /// larger, so that limits for values of usual size are passed once and not passed once.
-    is_second: bool,
+    inputs: Inputs<'a>,
 }
 
 impl<'a> Proof<'a> {
@@ -161,7 +107,7 @@ impl<'a> Proof<'a> {
             (output.dims, output.is_read) = (None, true);
         }
         let step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
-        Ok(Self { binding, step, sequences, length: 0, is_second: false })
+        Ok(Self { binding, step, sequences, inputs: Inputs::new(binding) })
     }
 
     /// An error if the rows aren't apart, or if that isn't known.
@@ -169,7 +115,7 @@ impl<'a> Proof<'a> {
         self.choose_length()?;
         self.check_odd_lengths()?;
         [false, true].into_iter().try_for_each(|is_second| {
-            self.is_second = is_second;
+            self.inputs.is_second = is_second;
             self.compare()
         })
     }
@@ -178,7 +124,7 @@ impl<'a> Proof<'a> {
     fn choose_length(&mut self) -> Result<(), Rows> {
         let mut first_error = None;
         for length in LENGTHS {
-            self.length = length;
+            self.inputs.length = length;
             let tried = self.check_sizes().and_then(|()| self.alone(&Sequence::new(self.binding, 0)));
             let Err(error) = tried else { return Ok(()) };
             first_error.get_or_insert(error);
@@ -191,11 +137,11 @@ impl<'a> Proof<'a> {
 
     /// Refuses a model that fails for one row and runs for two: it cuts the rows in windows that two of them fill.
     fn check_odd_lengths(&mut self) -> Result<(), Rows> {
-        let chosen = self.length;
+        let chosen = self.inputs.length;
         let row = Sequence::new(self.binding, 0);
         let has_open_length = self.binding.inputs.iter().any(has_open_length);
         for length in [1, 3].into_iter().filter(|_| has_open_length) {
-            self.length = length;
+            self.inputs.length = length;
             let Err(Rows::Unknown(why)) = self.alone(&row) else { continue };
             if self.together(&[&row, &row]).is_ok() {
                 return Err(Rows::Mixed(format!(
@@ -203,7 +149,7 @@ impl<'a> Proof<'a> {
                 )));
             }
         }
-        self.length = chosen;
+        self.inputs.length = chosen;
         Ok(())
     }
 
@@ -212,15 +158,10 @@ impl<'a> Proof<'a> {
         let last = Sequence::new(self.binding, SEQUENCES - 1);
         let would_be_too_large = |(index, input): &(usize, &BoundInput)| {
             matches!(input.source, Source::Request(_))
-                && is_too_large(&self.random_dims(*index, &last), input.data_type)
+                && is_too_large(&self.inputs.random_dims(*index, &last), input.data_type)
         };
         let mut inputs = self.binding.inputs.iter().enumerate();
         inputs.find(would_be_too_large).map_or(Ok(()), |(_, input)| Err(too_large(input)))
-    }
-
-    /// How many rounds a sequence begins after the one before.
-    fn delay(&self) -> usize {
-        usize::from(!self.binding.has_varying_states())
     }
 
     /// Lets the sequences begin one after the other, and refuses the first difference. Sequences with states that vary in size
@@ -228,7 +169,7 @@ impl<'a> Proof<'a> {
     fn compare(&mut self) -> Result<(), Rows> {
         let mut sequences: Vec<Sequence> =
             (0..self.sequences).map(|number| Sequence::new(self.binding, number)).collect();
-        let delay = self.delay();
+        let delay = self.inputs.delay();
         for round in 0..INFERENCES + (self.sequences - 1) * delay {
             let is_live =
                 |sequence: &&mut Sequence| sequence.inferences < INFERENCES && sequence.number * delay <= round;
@@ -277,7 +218,7 @@ impl<'a> Proof<'a> {
     fn largest_input(&self, row: &Sequence) -> f64 {
         let inputs = self.binding.inputs.iter().enumerate();
         let of = |(index, input): (usize, &BoundInput)| {
-            self.input(index, row).map_or(0.0, |tensor| data::largest(input.data_type, &tensor.bytes))
+            self.inputs.of_row(index, row).map_or(0.0, |tensor| data::largest(input.data_type, &tensor.bytes))
         };
         inputs.map(of).fold(0.0, f64::max)
     }
@@ -298,7 +239,7 @@ impl<'a> Proof<'a> {
         for (index, counter) in self.binding.counters.iter().enumerate() {
             sequence.counts[index] += match *counter {
                 Counter::Steps => 1,
-                Counter::Elements(of) => self.own_length(sequence, of) as u64,
+                Counter::Elements(of) => self.inputs.own_length(sequence, of) as u64,
             };
         }
         sequence.inferences += 1;
@@ -343,7 +284,8 @@ impl<'a> Proof<'a> {
     /// The rows of an input; `None` if it is left out.
     fn joined(&self, index: usize, rows: &[&Sequence]) -> Result<Option<Tensor>, Rows> {
         let input = &self.binding.inputs[index];
-        let Some(mut parts) = rows.iter().map(|row| self.input(index, row)).collect::<Option<Vec<Tensor>>>() else {
+        let Some(mut parts) = rows.iter().map(|row| self.inputs.of_row(index, row)).collect::<Option<Vec<Tensor>>>()
+        else {
             return Ok(None);
         };
         let Some(axis) = input.batch_axis else { return Ok(Some(parts.swap_remove(0))) };
@@ -365,110 +307,6 @@ impl<'a> Proof<'a> {
         }
         dims[axis] = rows.len() as i64;
         Ok(Some(Tensor { dims, bytes: batch }))
-    }
-
-    /// An input of one row; `None` if the model has a value of its own.
-    fn input(&self, index: usize, row: &Sequence) -> Option<Tensor> {
-        let input = &self.binding.inputs[index];
-        let mut dims: Vec<i64> = input.dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
-        if let Some(axis) = input.batch_axis {
-            dims[axis] = 1;
-        }
-        let repeated = |dims: Vec<i64>, element: &[u8]| {
-            let bytes = element.repeat(element_count(&dims).unwrap_or(0));
-            Tensor { dims, bytes }
-        };
-        let size = input.data_type.byte_size().unwrap_or(1);
-        Some(match &input.source {
-            Source::State(state) => row.states[*state].clone(),
-            Source::Request(request) if request.optional => return None,
-            Source::Request(_) => self.random(index, row),
-            Source::Constant(bytes) => Tensor { dims, bytes: bytes.clone() },
-            Source::Lengths { of } => {
-                let axis = match &self.binding.inputs[*of].source {
-                    Source::Request(request) => request.ragged_axis.unwrap_or(0),
-                    _ => 0,
-                };
-                let length = self.random_dims(*of, row)[axis];
-                repeated(dims, &length.to_le_bytes()[..size.min(8)])
-            }
-            Source::Control(BoundControl::Flag { flag, no, yes }) => {
-                let is_set = match flag {
-                    Flag::Start => row.inferences == 0,
-                    Flag::End => row.inferences == INFERENCES - 1,
-                    Flag::Ready => true,
-                };
-                repeated(dims, if is_set { yes } else { no })
-            }
-            Source::Control(BoundControl::CorrelationId(_)) => {
-                repeated(dims, &(row.number as u64 + 1).to_le_bytes()[..size.min(8)])
-            }
-            Source::Generated(generated) => self.generated(input, generated, row, dims),
-        })
-    }
-
-    fn generated(&self, input: &BoundInput, generated: &Generated, row: &Sequence, mut dims: Vec<i64>) -> Tensor {
-        let dim = |dims: &[i64], axis: usize| dims.get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
-        let values = RowValues::new(
-            generated,
-            self.binding,
-            |counter| row.counts.get(counter).copied().unwrap_or(0),
-            |of| dim(&row.states[of.state].dims, of.axis),
-            |of| self.own_length(row, of),
-            Gap::NONE,
-        );
-        if let Some(axis) = generated.axis {
-            dims[axis] = values.count() as i64;
-        }
-        let mut bytes = Vec::new();
-        let row_bytes = element_count(&dims).unwrap_or(0) * input.data_type.byte_size().unwrap_or(1);
-        values.append_row(generated, input.data_type, values.count(), row_bytes, &mut bytes);
-        Tensor { dims, bytes }
-    }
-
-    /// Dims of what a row brings, with its context.
-    fn random_dims(&self, index: usize, row: &Sequence) -> Vec<i64> {
-        let input = &self.binding.inputs[index];
-        let Source::Request(request) = &input.source else { return input.dims.clone() };
-        let length = |axis: usize| {
-            let multiple = request.steps_multiple.filter(|of| of.axis == axis).map_or(1, |of| of.multiple.get() as i64);
-            // Rows that may have different lengths have them.
-            let more = if request.is_padded && request.ragged_axis == Some(axis) { [7, 0, 38][row.number] } else { 0 };
-            let context = request.context.filter(|of| of.axis == axis).map_or(0, |of| of.length as i64);
-            context + multiple * (self.length + more)
-        };
-        let dim = |(axis, &dim): (usize, &i64)| match dim {
-            _ if Some(axis) == input.batch_axis => 1,
-            dim if dim < 0 => length(axis),
-            dim => dim,
-        };
-        input.dims.iter().enumerate().map(dim).collect()
-    }
-
-    fn random(&self, index: usize, row: &Sequence) -> Tensor {
-        let input = &self.binding.inputs[index];
-        let dims = self.random_dims(index, row);
-        // Without a batch axis, the rows share the value.
-        let (number, inference) = if input.batch_axis.is_some() { (row.number, row.inferences) } else { (0, 0) };
-        let scale = if input.batch_axis.is_some() { scale_of(number, inference, self.delay()) } else { Scale::One };
-        let scale = match scale {
-            Scale::Large if self.is_second => Scale::Negated,
-            Scale::Small if self.is_second => Scale::One,
-            scale => scale,
-        };
-        let count = element_count(&dims).unwrap_or(0);
-        let bytes = random(input.data_type, count, scale, &[1, index, number, inference]);
-        Tensor { dims, bytes }
-    }
-
-    /// What a request brings along an axis of an input.
-    fn own_length(&self, row: &Sequence, of: InputAxis) -> usize {
-        let dim = self.random_dims(of.input, row).get(of.axis).copied().unwrap_or(0);
-        let context = match &self.binding.inputs[of.input].source {
-            Source::Request(request) => request.context.filter(|context| context.axis == of.axis),
-            _ => None,
-        };
-        usize::try_from(dim).unwrap_or(0).saturating_sub(context.map_or(0, |context| context.length))
     }
 
     /// What a row got in the last run.
@@ -508,7 +346,7 @@ impl<'a> Proof<'a> {
             let Some(trim) = bound.trim else { continue };
             let length = match trim.by {
                 TrimBy::Input(of) => match &self.binding.inputs[of].source {
-                    Source::Request(request) => self.random_dims(of, row)[request.ragged_axis.unwrap_or(0)],
+                    Source::Request(request) => self.inputs.random_dims(of, row)[request.ragged_axis.unwrap_or(0)],
                     _ => continue,
                 },
                 TrimBy::Output(of) => answers[of].first_number() as i64,
@@ -516,49 +354,5 @@ impl<'a> Proof<'a> {
             answers[index].cut(trim.axis, length);
         }
         Ok(answers)
-    }
-}
-
-impl Tensor {
-    fn lent(&self) -> Given<'_> {
-        Given::Lent { dims: &self.dims, bytes: Bytes::Host(&self.bytes) }
-    }
-
-    /// Fills a row up with zeros behind its elements.
-    fn fill_up(&mut self, data_type: DataType, dims: &[i64]) {
-        let size = data_type.byte_size().unwrap_or(1);
-        for (axis, &to) in dims.iter().enumerate() {
-            let from = self.dims[axis];
-            if from == to {
-                continue;
-            }
-            let inner = element_count(&self.dims[axis + 1..]).unwrap_or(0) * size;
-            let mut bytes = Vec::new();
-            for part in self.bytes.chunks_exact((inner * from as usize).max(1)) {
-                bytes.extend_from_slice(part);
-                bytes.resize(bytes.len() + inner * (to - from) as usize, 0);
-            }
-            (self.bytes, self.dims[axis]) = (bytes, to);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_rows_of_a_run_have_different_scales() {
-        for delay in [0, 1] {
-            for round in 0..INFERENCES + (SEQUENCES - 1) * delay {
-                let live = (0..SEQUENCES).filter_map(|number| Some((number, round.checked_sub(number * delay)?)));
-                let live = live.filter(|(_, inference)| *inference < INFERENCES);
-                let scales: Vec<Scale> = live.map(|(number, of)| scale_of(number, of, delay)).collect();
-                let is_first =
-                    |(at, scale): (usize, &Scale)| scales.iter().position(|other| other == scale) == Some(at);
-                assert!(scales.iter().enumerate().all(is_first), "round {round}, delay {delay}: {scales:?}");
-                assert!(scales.len() < SEQUENCES || scales.contains(&Scale::Large));
-            }
-        }
     }
 }
