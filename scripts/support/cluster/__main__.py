@@ -111,7 +111,7 @@ def main() -> int:
         metavar="N",
         help="servers, in addition to the one that joins (default: 3)",
     )
-    option("--streams", type=_positive, default=32, metavar="N", help="streams at a time (default: 32)")
+    option("--streams", type=_positive, default=16, metavar="N", help="streams at a time (default: 16)")
     option("--seconds", type=_positive, default=40, metavar="S", help="how long the streams live (default: 40)")
     option(
         "--chaos",

@@ -27,6 +27,11 @@ class Event:
     what: str
     moved: list[int] = field(default_factory=list)
 
+    @property
+    def of_server(self) -> bool:
+        """Whether the proxy sends sequences elsewhere because of it."""
+        return self.what.startswith("server")
+
 
 @dataclass
 class Faults:

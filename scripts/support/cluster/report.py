@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from rich.table import Table
 
 from support.cluster.faults import WATCHED_S, Event, Faults
 from support.cluster.streams import REQUEST_SAMPLES, Life, steps_after
+from support.cpu_use import CORES
 from support.oracle import Oracle
 from support.speech import inputs_of, silero_oracle
 
@@ -41,16 +44,16 @@ class Checked:
 
 def check(lives: list[Life]) -> Checked:
     """Compares every answer with ONNX Runtime alone."""
-    oracle, checked = silero_oracle(), Checked()
-    for life in lives:
-        _check(oracle, life, checked)
-    return checked
+    oracle, total = silero_oracle(), Checked()
+    with ThreadPoolExecutor(CORES) as pool:
+        for checked in pool.map(lambda life: _check(oracle, life), lives):
+            for name, count in vars(checked).items():
+                setattr(total, name, getattr(total, name) + count)
+    return total
 
 
-def _check(oracle: Oracle, life: Life, checked: Checked) -> None:
-    checked.sequences += 1
-    checked.lost_sequences += bool(life.error)
-    checked.requests += len(life.asked)
+def _check(oracle: Oracle, life: Life) -> Checked:
+    checked = Checked(sequences=1, lost_sequences=int(bool(life.error)), requests=len(life.asked))
     sequence = oracle.new_sequence()
     inputs = inputs_of(life.stream.samples[: len(life.asked) * REQUEST_SAMPLES])
     right = np.array([sequence.step({"input": chunk[None]})["output"].item() for chunk in inputs], np.float32)
@@ -74,6 +77,7 @@ def _check(oracle: Oracle, life: Life, checked: Checked) -> None:
             checked.wrong_answers += bool(np.where(np.isnan(difference), np.inf, difference).max(initial=0) > TOLERANCE)
             checked.bit_equal += int((asked.values == right[first:last]).sum())
             checked.compared += last - first
+    return checked
 
 
 def pauses(lives: list[Life], events: list[Event], event: Event) -> np.ndarray:
@@ -91,6 +95,24 @@ def pauses(lives: list[Life], events: list[Event], event: Event) -> np.ndarray:
         if life.sequence_id in moved and near:
             longest.append(max(near))
     return np.array(longest)
+
+
+@dataclass
+class _Waited:
+    events: int
+    longest_s: np.ndarray
+
+
+def _pauses_by_kind(lives: list[Life], events: list[Event]) -> dict[str, _Waited]:
+    """Of all events of a kind, whichever server it was."""
+    found: dict[str, _Waited] = {}
+    for event in events:
+        if event.of_server:
+            kind = re.sub(r"server \d+", "a server", event.what)
+            waited = found.setdefault(kind, _Waited(0, np.array([])))
+            waited.events += 1
+            waited.longest_s = np.concatenate([waited.longest_s, pauses(lives, events, event)])
+    return found
 
 
 def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Table:
@@ -111,15 +133,13 @@ def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Ta
     if len(latencies):
         p50, p99 = np.percentile(latencies, [50, 99])
         made.add_row("latency p50, p99, max", f"{p50:.0f}, {p99:.0f}, {latencies.max():.0f} ms")
-    for event in faults.events:
-        longest = pauses(lives, faults.events, event) * 1e3
-        if not len(longest):
-            made.add_row(f"{event.what}: none moves", "")
-        else:
-            p50, p99 = np.percentile(longest, [50, 99])
-            made.add_row(
-                f"{event.what}: {len(longest)} move, p50, p99, max", f"{p50:.0f}, {p99:.0f}, {longest.max():.0f} ms"
-            )
+    for what, waited in _pauses_by_kind(lives, faults.events).items():
+        count = f" ({waited.events} times)" if waited.events > 1 else ""
+        made.add_row(f"{what}{count}: sequences that move", f"{len(waited.longest_s)}")
+        if len(waited.longest_s):
+            p50, p99 = np.percentile(waited.longest_s, [50, 99]) * 1e3
+            longest = waited.longest_s.max() * 1e3
+            made.add_row("  their longest wait for an answer, p50, p99, max", f"{p50:.0f}, {p99:.0f}, {longest:.0f} ms")
     return made
 
 
@@ -163,8 +183,8 @@ def draw(title: str, lives: list[Life], faults: Faults, path: Path) -> None:
             axis.axvline(event.at_s, color="0.3", linewidth=0.8, linestyle=":")
         latency.annotate(
             event.what, (event.at_s, 1), xycoords=("data", "axes fraction"), xytext=(3, -4), textcoords="offset points",
-            rotation=90, va="top", fontsize=7.5, color="0.2",
+            rotation=90, va="top", fontsize=7.5, color="0.2", bbox={"color": "white", "alpha": 0.7, "pad": 1},
         )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100, pil_kwargs={"optimize": True} if path.suffix == ".png" else {})
     plt.close(figure)

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from triton_stateful import (
     Retry,
     Sequence,
+    SequenceMissing,
     SequenceMoved,
     StatefulError,
     StoreDamaged,
@@ -113,6 +114,7 @@ def test_a_stream_leaves_a_server_that_wants_it_when_all_answers_have_come(servi
         (None, "SEQUENCE_MOVED: x", True, SequenceMoved),
         (None, "STATE_STORE_FAILED: x", True, StoreFailed),
         ("StatusCode.INTERNAL", "STATE_STORE_DAMAGED: x", False, StoreDamaged),
+        ("StatusCode.NOT_FOUND", "SEQUENCE_NOT_SAVED: x", False, SequenceMissing),
         ("StatusCode.PERMISSION_DENIED", "", True, StatefulError),
     ],
 )

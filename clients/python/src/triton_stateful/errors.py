@@ -37,7 +37,7 @@ class StoreDamaged(StatefulError):
 
 
 class SequenceMissing(StatefulError):
-    """The sequence is not live: it has ended, or was idle for too long, or the server was restarted."""
+    """The sequence is not live: it has ended, or was idle for too long, or its server ended before it had saved it."""
 
 
 class SequenceAlreadyExists(StatefulError):
@@ -102,6 +102,7 @@ _BY_WORD: dict[str, type[StatefulError]] = {
     "SEQUENCE_MISSING": SequenceMissing,
     "SEQUENCE_MOVED": SequenceMoved,
     "SEQUENCE_NOT_PARKED": SequenceNotParked,
+    "SEQUENCE_NOT_SAVED": SequenceMissing,
     "SEQUENCE_QUEUE_FULL": NoPlace,
     "SEQUENCE_QUEUE_TIMEOUT": NoPlace,
     "SEQUENCE_STEP_CONFLICT": StepConflict,
