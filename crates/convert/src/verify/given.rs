@@ -1,6 +1,8 @@
 //! What a comparison is given: recordings, values and lengths in place of random data. And which axis of a tensor has
 //! rows.
 
+use std::time::Duration;
+
 use super::element::is_comparable;
 use super::host::Host;
 use super::models::VerifyError;
@@ -9,8 +11,11 @@ use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 
+/// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
+const MOST_TIME: Duration = Duration::from_secs(30);
+
 /// What a comparison takes for inputs that can't be just anything.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Given {
     /// Steps of a chunk beside 1, 2, 7 and all.
     pub chunk: Option<i64>,
@@ -20,6 +25,22 @@ pub struct Given {
     pub values: Vec<(String, f64)>,
     /// Whole inputs.
     pub recordings: Vec<Recording>,
+    /// How long a run may take. With recordings, there is no limit.
+    pub run_limit: Option<Duration>,
+}
+
+impl Given {
+    /// How long a run may take. Who gives a recording knows how long it is.
+    pub fn limit(&self) -> Option<Duration> {
+        self.run_limit.filter(|_| self.recordings.is_empty())
+    }
+}
+
+impl Default for Given {
+    fn default() -> Self {
+        let (lengths, values, recordings) = Default::default();
+        Self { chunk: None, lengths, values, recordings, run_limit: Some(MOST_TIME) }
+    }
 }
 
 /// An array for an input, with all steps. For a model of single steps, which has no axis for them, they come first.

@@ -7,8 +7,8 @@ use ort::environment::Environment;
 use super::comparison::{Compared, Comparison};
 use super::given::{Given, check_given, check_types, lengths};
 use super::host::Host;
-use super::models::{Graph, Runs, Source, VerifyError};
-use super::search::PlainSearch;
+use super::models::{Graph, Opener, Runs, Source, VerifyError};
+use super::search::{PlainSearch, failed};
 use crate::batch::is_batch_axis;
 use crate::graph::InputAxis;
 use crate::join::{PIECES, Plan, PlannedContext};
@@ -63,8 +63,9 @@ pub fn verify_joined(
     let report = &with_states_as_outputs(report);
     check_types(report)?;
     check_given(report, given)?;
-    let mut one_by_one = OneByOne::open(environment, &models.parts, plan)?;
-    let mut joined = Graph::open(environment, models.joined, "joined")?;
+    let opener = Opener::new(environment, given.limit())?;
+    let mut one_by_one = OneByOne::open(&opener, &models.parts, plan)?;
+    let mut joined = Graph::open(&opener, models.joined, "the joined model")?;
     let mut compare = |given: &Given| compare(&mut one_by_one, &mut joined, report, given, &models.amount);
     let (short, is_open) = with_lengths(report, given, LENGTH);
     match compare(&short) {
@@ -89,7 +90,8 @@ fn compare(
     let steps = steps.unwrap_or(amount.chunks);
     let several: Vec<i64> = match rows {
         Some(rows) => vec![rows],
-        None if has_batch => amount.rows.clone(),
+        // The backend runs rows that share a scale one by one.
+        None if has_batch && !report.quantizes => amount.rows.clone(),
         None => vec![1],
     };
     let mut compared = Vec::new();
@@ -114,12 +116,12 @@ fn put_in_front(
     let input = feeds.iter_mut().find(|(input, _)| *input == context.input);
     let (Some((_, value)), Some(kept)) = (input, values.get(&pair.input)) else {
         let why = format!("'{}' and its context '{}' are not both there", context.input, pair.input);
-        return Err(VerifyError::Run { model: "original", why });
+        return Err(failed(&why));
     };
     let fits = |at: usize| at == axis || kept.dims[at] == value.dims[at];
     if kept.dims.len() != value.dims.len() || !(0..kept.dims.len()).all(fits) {
         let why = format!("'{}' is {:?}, and its context {:?}", context.input, value.dims, kept.dims);
-        return Err(VerifyError::Run { model: "original", why });
+        return Err(failed(&why));
     }
     *value = Host::joined(&[kept, value], axis);
     let length = value.dims[axis];
@@ -168,10 +170,11 @@ struct OneByOne<'a> {
 }
 
 impl<'a> OneByOne<'a> {
-    fn open(environment: &Environment, parts: &[Source], plan: &'a Plan) -> Result<Self, VerifyError> {
-        let open = |part: &Source| Graph::open(environment, *part, "original");
-        let graphs = parts.iter().take(plan.outside().len()).map(open).collect::<Result<_, _>>()?;
-        let search = plan.search.as_ref().map(|search| PlainSearch::open(environment, search, parts)).transpose()?;
+    fn open(opener: &Opener, parts: &[Source], plan: &'a Plan) -> Result<Self, VerifyError> {
+        let graphs = parts.iter().zip(plan.outside()).map(|(part, planned)| opener.part(*part, &planned.name));
+        let graphs = graphs.collect::<Result<_, _>>()?;
+        let search =
+            plan.search.as_ref().map(|search| PlainSearch::open(opener, search, &plan.parts, parts)).transpose()?;
         Ok(Self { plan, graphs, search })
     }
 
@@ -212,7 +215,7 @@ impl Runs for OneByOne<'_> {
             let predictor = self.plan.parts.get(self.plan.outside().len()).map_or("", |part| part.name.as_str());
             search.run(&mut values, predictor)?;
         }
-        let missing = |name: &String| VerifyError::Run { model: "original", why: format!("it has no output '{name}'") };
+        let missing = |name: &String| failed(&format!("no graph gives '{name}'"));
         outputs.iter().map(|name| values.get(name).cloned().ok_or_else(|| missing(name))).collect()
     }
 }

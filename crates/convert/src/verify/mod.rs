@@ -6,6 +6,7 @@ mod element;
 mod given;
 mod host;
 mod joined;
+mod limit;
 mod models;
 mod rows;
 mod search;
@@ -18,7 +19,7 @@ use comparison::Comparison;
 pub use given::{Given, Recording};
 use given::{as_two_rows, check_given, check_types, has_batch, lengths};
 pub use joined::{Amount, JoinedModels, verify_joined};
-use models::Graph;
+use models::{Graph, Opener};
 pub use models::{Models, Source, VerifyError, environment};
 
 /// Lengths of the chunks, before strides.
@@ -65,9 +66,11 @@ fn compare(
     given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
     check_types(report)?;
-    let mut original = Graph::open(environment, models.original, "original")?;
-    let mut converted = Graph::open(environment, models.converted, "converted")?;
-    let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
+    let opener = Opener::new(environment, given.limit())?;
+    let mut original = Graph::open(&opener, models.original, "the original model")?;
+    let mut converted = Graph::open(&opener, models.converted, "the converted model")?;
+    let initial = |source| Graph::open(&opener, source, "the model of initial states");
+    let mut starts = models.initial_states.map(initial).transpose()?;
     check_given(report, given)?;
     let (mut steps, mut rows) = lengths(&given.recordings, report)?;
     // One row can't show whether rows change each other.

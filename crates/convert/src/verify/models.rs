@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
@@ -9,6 +11,7 @@ use ort::value::{DynValue, Tensor};
 
 use super::element::{Element, of_runtime, with_type};
 use super::host::Host;
+use super::limit::RunLimit;
 use crate::onnx::type_name;
 
 /// No input or state may have more elements, because running out of memory would end the process.
@@ -20,10 +23,15 @@ pub const MOST_ELEMENTS: i64 = 1 << 26;
 pub enum VerifyError {
     #[error("the ONNX Runtime library {library} cannot be used: {why}")]
     Library { library: String, why: String },
-    #[error("ONNX Runtime refuses the {model} model: {why}")]
-    Load { model: &'static str, why: String },
-    #[error("the {model} model fails: {why}")]
-    Run { model: &'static str, why: String },
+    #[error("ONNX Runtime refuses {model}: {why}")]
+    Load { model: String, why: String },
+    #[error("{model} fails: {why}")]
+    Run { model: String, why: String },
+    #[error(
+        "{model} takes longer than {limit_s} s for a run on random data: if a loop in it ends on other data only, compare on a \
+         recording (--compare-with FILE.npz), which has no limit"
+    )]
+    TooLong { model: String, limit_s: u64 },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
     #[error("'{name}' is {elem}, and such tensors can't be compared")]
@@ -33,6 +41,8 @@ pub enum VerifyError {
          dimensions their real length in the model"
     )]
     TooLarge { name: String, elements: i64 },
+    #[error("blank is {blank}, and the logits have {tokens} tokens, from 0 to {}", .tokens - 1)]
+    Blank { blank: i64, tokens: usize },
     /// A value or a length is given for what isn't there.
     #[error("the comparison can't be made with these values: {0}")]
     Given(String),
@@ -84,17 +94,38 @@ pub trait Runs {
     fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError>;
 }
 
+/// Where models are opened, and how long their runs may take.
+pub struct Opener<'a> {
+    environment: &'a Environment,
+    limit: Option<Arc<RunLimit>>,
+}
+
+impl<'a> Opener<'a> {
+    pub fn new(environment: &'a Environment, limit: Option<Duration>) -> Result<Self, VerifyError> {
+        let failed = |why| VerifyError::Run { model: "the comparison".to_owned(), why };
+        let limit = limit.map(RunLimit::new).transpose().map_err(failed)?;
+        Ok(Self { environment, limit: limit.map(Arc::new) })
+    }
+
+    /// One of the graphs that are joined. Errors have its name.
+    pub fn part(&self, source: Source, name: &str) -> Result<Graph, VerifyError> {
+        Graph::open(self, source, &format!("graph '{name}'"))
+    }
+}
+
 /// A model that runs.
 pub struct Graph {
     session: Session,
-    model: &'static str,
+    /// What errors call it, as in `the original model`.
+    model: String,
     inputs: Vec<String>,
+    limit: Option<Arc<RunLimit>>,
 }
 
 impl Graph {
-    pub fn open(environment: &Environment, source: Source, model: &'static str) -> Result<Self, VerifyError> {
-        let failed = |why: String| VerifyError::Load { model, why: why.trim_end().to_owned() };
-        let builder = Session::builder(environment).map_err(|error| failed(error.to_string()))?;
+    pub fn open(opener: &Opener, source: Source, model: &str) -> Result<Self, VerifyError> {
+        let failed = |why: String| VerifyError::Load { model: model.to_owned(), why: why.trim_end().to_owned() };
+        let builder = Session::builder(opener.environment).map_err(|error| failed(error.to_string()))?;
         // One thread sums in one order, so equal models give equal bits.
         let mut builder = builder.with_intra_threads(1).map_err(|error| failed(error.to_string()))?;
         let session = match source {
@@ -105,7 +136,7 @@ impl Graph {
         let mut inputs: Vec<String> = session.inputs().iter().map(|input| input.name().to_owned()).collect();
         // Inputs with a default value, which a wire replaces.
         inputs.extend(session.overridable_initializers().iter().map(|input| input.name().to_owned()));
-        Ok(Self { session, model, inputs })
+        Ok(Self { session, model: model.to_owned(), inputs, limit: opener.limit.clone() })
     }
 
     /// The names of the inputs.
@@ -121,15 +152,25 @@ impl Graph {
 
 impl Runs for Graph {
     fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
-        let model = self.model;
-        let failed = |why: String| VerifyError::Run { model, why: why.trim_end().to_owned() };
+        let model = &self.model;
+        let failed = |why: String| VerifyError::Run { model: model.clone(), why: why.trim_end().to_owned() };
         let wanted = inputs.iter().filter(|(name, _)| self.inputs.contains(name));
         let values = wanted.map(|(name, host)| Ok((name, value(host).map_err(failed)?)));
         // Kept until the outputs are read: an input may be an output as well.
         let values = values.collect::<Result<Vec<_>, VerifyError>>()?;
         let feeds: Vec<(Cow<str>, SessionInputValue)> =
             values.iter().map(|(name, value)| (name.as_str().into(), value.into())).collect();
-        let made = self.session.run(feeds).map_err(|error| failed(error.to_string()))?;
+        let made = match &self.limit {
+            None => self.session.run(feeds),
+            Some(limit) => {
+                let made = self.session.run_with_options(feeds, limit.begin());
+                if limit.end() && made.is_err() {
+                    return Err(VerifyError::TooLong { model: model.clone(), limit_s: limit.limit().as_secs() });
+                }
+                made
+            }
+        };
+        let made = made.map_err(|error| failed(error.to_string()))?;
         let read = |name: &String| match made.get(name) {
             Some(value) => host(value).map_err(failed),
             None => Err(failed(format!("it has no output '{name}'"))),

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 
-use ort::environment::Environment;
-
 use super::host::Host;
-use super::models::{Graph, Runs, Source, VerifyError};
+use super::models::{Graph, Opener, Runs, Source, VerifyError};
 use crate::join::{
-    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, SKIP, SKIP_NEXT, SearchPlan, TOKENS, TransducerPlan,
+    CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PlannedPart, SKIP, SKIP_NEXT, SearchPlan, TOKENS,
+    TransducerPlan,
 };
 use crate::onnx::DataType;
 
@@ -39,10 +38,15 @@ struct Row {
 }
 
 impl<'a> PlainSearch<'a> {
-    pub fn open(environment: &Environment, plan: &'a SearchPlan, parts: &[Source]) -> Result<Self, VerifyError> {
+    pub fn open(
+        opener: &Opener,
+        plan: &'a SearchPlan,
+        planned: &[PlannedPart],
+        parts: &[Source],
+    ) -> Result<Self, VerifyError> {
         let open = |index: usize| {
-            let source = parts.get(index).map(|part| Graph::open(environment, *part, "original"));
-            source.transpose()
+            let part = parts.get(index).zip(planned.get(index));
+            part.map(|(source, planned)| opener.part(*source, &planned.name)).transpose()
         };
         let (predictor, joint) = match plan {
             SearchPlan::Ctc(_) => (None, None),
@@ -195,8 +199,7 @@ impl<'a> PlainSearch<'a> {
     /// The first of the largest logits.
     fn best(&mut self, numbers: &[f64], blank: i64) -> Result<i64, VerifyError> {
         if numbers.len() as i64 <= blank {
-            let why = format!("blank is {blank}, and there are {} tokens", numbers.len());
-            return Err(VerifyError::Given(why));
+            return Err(VerifyError::Blank { blank, tokens: numbers.len() });
         }
         let larger = |best: usize, at: usize| if numbers[at] > numbers[best] { at } else { best };
         let best = (0..numbers.len()).fold(0, larger);
@@ -219,8 +222,9 @@ fn row_of(value: &Host, axis: usize, row: i64) -> Result<Host, VerifyError> {
     }
 }
 
-fn failed(why: &str) -> VerifyError {
-    VerifyError::Run { model: "original", why: why.to_owned() }
+/// The graphs can't be run one after the other.
+pub fn failed(why: &str) -> VerifyError {
+    VerifyError::Run { model: "running the graphs one by one".to_owned(), why: why.to_owned() }
 }
 
 /// One frame with the dimensions that the joint takes.

@@ -1,0 +1,69 @@
+//! Ends runs that take too long: on random data, a loop in a graph may never end.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ort::session::RunOptions;
+
+/// How often the time of a run is looked at.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The options of runs, none of which takes longer than the limit. After one that did, all fail.
+pub struct RunLimit {
+    limit: Duration,
+    options: Arc<RunOptions>,
+    began: Arc<Mutex<Option<Instant>>>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RunLimit {
+    pub fn new(limit: Duration) -> Result<Self, String> {
+        let options = Arc::new(RunOptions::new().map_err(|error| error.to_string())?);
+        let began = Arc::new(Mutex::new(None));
+        let (stop, stopped) = mpsc::channel();
+        let (of_thread, seen) = (options.clone(), began.clone());
+        let look = move || {
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                if is_over(&seen, limit) {
+                    // It only sets a flag.
+                    let _ = of_thread.terminate();
+                }
+            }
+        };
+        let thread =
+            thread::Builder::new().name("run limit".to_owned()).spawn(look).map_err(|error| error.to_string())?;
+        Ok(Self { limit, options, began, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The options of a run that begins now.
+    pub fn begin(&self) -> &RunOptions {
+        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        &self.options
+    }
+
+    /// The run is over: whether it took too long.
+    pub fn end(&self) -> bool {
+        let is_late = is_over(&self.began, self.limit);
+        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        is_late
+    }
+
+    pub const fn limit(&self) -> Duration {
+        self.limit
+    }
+}
+
+fn is_over(began: &Mutex<Option<Instant>>, limit: Duration) -> bool {
+    began.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|began| began.elapsed() >= limit)
+}
+
+impl Drop for RunLimit {
+    fn drop(&mut self) {
+        // The thread ends when nobody can tell it to stop any more. It doesn't panic.
+        drop(self.stop.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
