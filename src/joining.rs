@@ -20,7 +20,8 @@ use stateful_convert::verify::{Amount, Given, JoinedModels, Source, VerifyError}
 use stateful_convert::{BuiltinError, InputAxis, WeightsError, builtin, is_batch_axis, with_weights};
 
 use crate::config::{
-    ConfigError, FirstRequest, GeneratedKind, JOIN, Join, PartialConfig, SEARCH, StateDims, StatePairs, find_named_file,
+    ConfigError, FirstRequest, GENERATED_INPUTS, GeneratedInput, GeneratedKind, JOIN, Join, NamedCounter, NewElements,
+    PartialConfig, SEARCH, StateDims, StatePairs, find_named_file,
 };
 use crate::conversion::{Served, add_states, comparisons, with_parameter};
 use crate::session::{Library, compare_joined};
@@ -150,6 +151,40 @@ fn texts(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
     read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
 }
 
+/// What the backend makes and cuts is of requests, so none of it may be asked for where a wire leads.
+fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<(), JoiningError> {
+    let refused = |parameter, input: &str, rule| Err(JoiningError::Inner { parameter, input: input.to_owned(), rule });
+    if let Some(window) = partial.windows.inputs.iter().find(|window| inner(&window.input)) {
+        let rule = "windows are cut from what requests carry, and all graphs run for each: name the input of requests, and \
+                    the length there that leads to one window here";
+        return refused("input_windows", &window.input, rule);
+    }
+    for GeneratedInput { input, kind, .. } in &partial.generated {
+        if inner(input) {
+            let rule = "it takes what the wire brings: leave one of the two out";
+            return refused(GENERATED_INPUTS, input, rule);
+        }
+        let counted = match kind {
+            GeneratedKind::Positions(of)
+            | GeneratedKind::Mask { new: NewElements::Of(of), .. }
+            | GeneratedKind::Count(NamedCounter::Elements(of))
+            | GeneratedKind::Last { count: NamedCounter::Elements(of), .. } => of,
+            _ => continue,
+        };
+        if inner(&counted.name) {
+            let rule = "only elements that requests carry are counted: name an input of requests, or let a graph of the list \
+                        count";
+            return refused(GENERATED_INPUTS, &counted.name, rule);
+        }
+    }
+    match partial.constants().iter().find(|(input, _)| inner(input)) {
+        Some((input, _)) => {
+            refused("constant_inputs", input, "it takes what the wire brings: leave one of the two out")
+        }
+        None => Ok(()),
+    }
+}
+
 /// Removes the contexts of wired inputs from the configuration, because the joined model contains them.
 fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
     let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
@@ -163,11 +198,7 @@ fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), Joining
             return refused("':zeros' or ':whole' is expected");
         }
     }
-    let window = partial.windows.inputs.iter().find(|window| inner(&window.input));
-    if let Some(window) = window {
-        let rule = "windows are cut from what requests carry: name that input";
-        return Err(JoiningError::Inner { parameter: "input_windows", input: window.input.clone(), rule });
-    }
+    check_inner(partial, inner)?;
     partial.contexts.retain(|context| !plan.has_context(&context.input));
     Ok(())
 }

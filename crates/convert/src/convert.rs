@@ -15,7 +15,7 @@ use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
 use crate::pairs::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
-use crate::prepared::{ConvertError, Prepared, prepared};
+use crate::prepared::{ConvertError, Prepared, in_order};
 use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
     Warning,
@@ -70,7 +70,12 @@ impl Converted {
 
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
-    let Prepared { model, graph, had_batch_in_front } = prepared(bytes)?;
+    convert_read(onnx::read(bytes)?, options)
+}
+
+/// Converts a model that was read, whose weights are then not copied before they are written.
+pub fn convert_read(model: ModelProto, options: &Options) -> Result<Converted, ConvertError> {
+    let Prepared { model, graph, had_batch_in_front } = in_order(model)?;
     // ONNX Runtime refuses the original, so the comparison needs a form of it that runs.
     let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
@@ -268,14 +273,21 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[New
         opened: Vec::new(),
         batch_was: None,
         steps_multiple: analysis.found.multiple,
-        quantizes: !analysis.found.quantized.is_empty() || analysis.time.is_empty() && has_scale_of_all(graph),
+        quantizes: !analysis.found.quantized.is_empty() || analysis.time.is_empty() && !scales_of_all(graph).is_empty(),
         warnings,
     }
 }
 
-/// Whether a node takes one quantization scale over all that it gets.
-fn has_scale_of_all(graph: &GraphProto) -> bool {
-    graph.node.iter().any(|node| SCALES_AT_RUN_TIME.contains(&node.op()) || node.graphs().any(has_scale_of_all))
+/// The nodes that take one quantization scale over all that they get.
+pub fn scales_of_all(graph: &GraphProto) -> Vec<String> {
+    let mut found = Vec::new();
+    for node in &graph.node {
+        if SCALES_AT_RUN_TIME.contains(&node.op()) {
+            found.push(format!("{} '{}'", node.operator(), node.label()));
+        }
+        found.extend(node.graphs().flat_map(scales_of_all));
+    }
+    found
 }
 
 /// Whether an input is the lengths of a recurrent node's rows.

@@ -85,9 +85,13 @@ pub struct Prepared {
     pub had_batch_in_front: bool,
 }
 
-/// Reads a model.
+/// Reads a model and puts it in order.
 pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
-    let mut model = onnx::read(bytes)?;
+    in_order(onnx::read(bytes)?)
+}
+
+/// Puts a model in order.
+pub fn in_order(mut model: ModelProto) -> Result<Prepared, ConvertError> {
     // Nodes of such a function would be followed by the rules of the operator.
     if let Some(name) = function_like_operator(&model) {
         return Err(ConvertError::Function(name.to_owned()));

@@ -156,6 +156,10 @@ pub enum Warning {
     ClosedBatch { axis: InputAxis, refusal: Box<Refusal> },
     /// These nodes take one quantization scale over a whole request.
     Quantizes(Vec<String>),
+    /// These nodes of a joined model take one quantization scale over all rows of a run.
+    ScaleOfRows(Vec<String>),
+    /// No wire leads to this graph of a joined model, or from it.
+    Unwired(String),
     /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
@@ -176,6 +180,8 @@ impl Warning {
             Self::FixedBatch { .. }
             | Self::ClosedBatch { .. }
             | Self::Quantizes(_)
+            | Self::ScaleOfRows(_)
+            | Self::Unwired(_)
             | Self::StepsMultiple(_)
             | Self::Uncut { .. }
             | Self::OfRequests(_) => None,
@@ -210,6 +216,21 @@ impl fmt::Display for Warning {
                 f,
                 "{} take one quantization scale over a whole request, so answers depend a little on its length",
                 nodes.join(", ")
+            ),
+            Self::ScaleOfRows(nodes) => write!(
+                f,
+                "{}{} one quantization scale over all rows of a run, so each sequence has runs of its own, and the comparison \
+                 has one row",
+                nodes.first().map_or("", String::as_str),
+                match nodes.len() {
+                    0 | 1 => " takes".to_owned(),
+                    more => format!(" and {} other nodes take", more - 1),
+                }
+            ),
+            Self::Unwired(graph) => write!(
+                f,
+                "no wire leads to graph '{graph}' or from it, so it only shares the requests of the others: are the names and \
+                 the order of the graphs right?"
             ),
             Self::StepsMultiple(steps) => write!(
                 f,

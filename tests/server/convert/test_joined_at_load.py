@@ -202,7 +202,23 @@ REFUSED = {
     "a context that repeats": ({"input_context": "ctc.hidden=2@1:repeat"}, "':zeros' or ':whole' is expected"),
     "windows inside": (
         {"input_windows": "ctc.hidden=2@1"},
-        "parameter 'input_windows' names 'ctc.hidden', which a wire",
+        "parameter 'input_windows' names 'ctc.hidden', which a wire leads to: windows are cut from what requests carry",
+    ),
+    "a generated value inside": (
+        {"generated_inputs": "ctc.hidden=steps"},
+        "parameter 'generated_inputs' names 'ctc.hidden', which a wire leads to: it takes what the wire brings",
+    ),
+    "a constant inside": (
+        {"constant_inputs": "ctc.hidden=1"},
+        "parameter 'constant_inputs' names 'ctc.hidden', which a wire leads to: it takes what the wire brings",
+    ),
+    "a count of elements inside": (
+        {"generated_inputs": "encoder.x=elements(ctc.hidden)"},
+        "parameter 'generated_inputs' names 'ctc.hidden', which a wire leads to: only elements that requests carry are",
+    ),
+    "a state across graphs": (
+        {"state_pairs": "<<<encoder.cache, ctc.probs>>>"},
+        "the state <<<encoder.cache, ctc.probs>>> has its ends in two graphs: write it as a wire back",
     ),
 }
 
@@ -215,6 +231,43 @@ def test_what_cannot_be_joined_is_refused_by_name(deployment, case, tmp_path):
     parameters, expected = REFUSED[case]
     error = load_error(deployment, tmp_path, **{**of_recogniser("ctc"), **parameters})
     assert expected in error, error
+
+
+@pytest.mark.repetition
+def test_a_graph_with_a_loop_that_never_ends_is_refused_by_name(deployment, tmp_path):
+    """It takes half a minute, after which the comparison ends the run."""
+    counted = onnx.helper.make_graph(
+        [node("Identity", "goes_on", "goes_on_still"), node("Add", "count one", "counted")],
+        "counting",
+        [
+            onnx.helper.make_tensor_value_info("turn", onnx.TensorProto.INT64, []),
+            onnx.helper.make_tensor_value_info("goes_on", onnx.TensorProto.BOOL, []),
+            onnx.helper.make_tensor_value_info("count", onnx.TensorProto.FLOAT, []),
+        ],
+        [
+            onnx.helper.make_tensor_value_info("goes_on_still", onnx.TensorProto.BOOL, []),
+            onnx.helper.make_tensor_value_info("counted", onnx.TensorProto.FLOAT, []),
+        ],
+    )
+    nodes = [node("Loop", "- on zero", "end", body=counted), node("Add", "hidden end", "probs")]
+    shape = ["N", FRAMES, 8]
+    weights = {"on": np.array(True), "zero": np.float32(0), "one": np.float32(1)}
+    written("ctc", tmp_path)
+    onnx.save(graph(nodes, [("hidden", "fp32", shape)], [("probs", "fp32", shape)], weights), tmp_path / "ctc.onnx")
+    error = load_error(deployment, tmp_path, **of_recogniser("ctc"))
+    assert said("graph 'ctc' takes longer than 30 s for a run on random data", error), error
+
+
+def test_a_graph_may_be_a_link(deployment, tmp_path):
+    """As model.onnx of other models may be."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "version").mkdir()
+    for file in written("ctc", tmp_path / "files"):
+        (tmp_path / "version" / file.name).symlink_to(file)
+    model = Path(deployment.repository) / "joined_links"
+    shutil.copytree(tmp_path / "version", model / "1", symlinks=True)
+    (model / "config.pbtxt").write_text(config(**of_recogniser("ctc")))
+    deployment.admin.load_model("joined_links")
 
 
 def test_a_model_in_the_folder_is_no_obstacle_and_without_join_the_graphs_are_listed(deployment, tmp_path):

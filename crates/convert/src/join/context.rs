@@ -4,7 +4,7 @@
 use super::error::JoinError;
 use super::part::Read;
 use super::rename::Names;
-use super::wires::{Link, end, find};
+use super::wires::{Link, difference, end, find};
 use crate::batch::is_batch_axis;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s};
@@ -92,7 +92,18 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
     let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
     let axis = axis(context, &taken)?;
     if !may_follow(&given, &taken, axis, context) || source.elem() != target.elem() {
-        return Err(link.disagree(parts)?);
+        let why = match (given.get(axis), taken.get(axis)) {
+            (Some(Dim::Known(new)), Some(Dim::Known(window)))
+                if !context.whole && new + context.elements != *window =>
+            {
+                format!(
+                    "axis {axis} takes {window} elements, and the {} of its context and {new} new ones come",
+                    context.elements
+                )
+            }
+            _ => difference(source, target),
+        };
+        return Err(link.disagree(parts, &why)?);
     }
     let (of_source, of_target) = (&names[link.from.graph], &names[link.to.graph]);
     let mut dims = Vec::new();

@@ -37,11 +37,20 @@ pub enum JoinError {
     TwoWires(String),
     #[error("several graphs have an output of the name of input '{input}': write a wire from one of {sources}")]
     ManySources { input: String, sources: String },
-    #[error("'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): type and dims must agree")]
-    Disagree { from: String, of_source: String, to: String, of_target: String },
-    #[error("'{to}' is a state of its graph and can't take '{from}': leave the wire out")]
+    #[error(
+        "'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): {why}; write another wire, or put a graph between them \
+         that changes it, as one more file of the list"
+    )]
+    Disagree { from: String, of_source: String, to: String, of_target: String, why: String },
+    #[error(
+        "'{to}' is a state of its graph and can't take '{from}': leave the wire out, or, if it is no state, name the states of \
+         the graph"
+    )]
     IntoState { from: String, to: String },
-    #[error("'{from}' is an input, and '{to}' is no input of a later graph: a state needs an output")]
+    #[error(
+        "the wire <<<{from}, {to}>>> leads to the same or to an earlier graph, so it is a state, and an input such as '{from}' \
+         has no next value: begin the wire at an output, or list the graph of '{to}' later"
+    )]
     BackFromInput { from: String, to: String },
     #[error(
         "graph '{graph}': the names of its inputs and outputs show several assignments of states ({}): name the pairs of \
@@ -54,9 +63,14 @@ pub enum JoinError {
     )]
     StartsAtModel(String),
     #[error(
-        "the model would have no outputs: all of them are wired or states; name those that responses need as outputs"
+        "the model would have no outputs, because wires and states take all of them ({}): name those that responses need as \
+         outputs", .0.join(", ")
     )]
-    NoOutputs,
+    NoOutputs(Vec<String>),
+    #[error(
+        "the state <<<{input}, {output}>>> has its ends in two graphs: write it as a wire back, <<<{output}, {input}>>>"
+    )]
+    TwoGraphs { input: String, output: String },
     #[error("output '{0}' would be the next value of two states: give each an output of its own, as by an Identity")]
     TwoStates(String),
     #[error("graphs '{0}' and '{1}' have different versions of the operators of '{2}': export them with the same one")]

@@ -45,6 +45,11 @@ pub fn graphs<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<Listed
             None if is_builtin => source.split(':').next().unwrap_or_default(),
             None => stem(source),
         };
+        // Files whose names have a colon end with .onnx.
+        if source.contains(':') && !is_builtin && !source.ends_with(".onnx") {
+            let known = builtin_names().collect::<Vec<_>>().join(", ");
+            return Err(format!("'{source}' is no built-in graph: {known} are; the name of a file ends with .onnx"));
+        }
         if source.is_empty() {
             return Err(format!("a file or a built-in graph is expected, as in NAME=FILE, not '{word}'"));
         }
@@ -98,5 +103,8 @@ mod tests {
     #[test]
     fn a_name_without_a_file_is_refused() {
         assert!(graphs(["encoder="]).unwrap_err().contains("not 'encoder='"));
+        let error = graphs(["fbank:kaldy"]).unwrap_err();
+        assert!(error.starts_with("'fbank:kaldy' is no built-in graph: fbank:kaldi, mel:nemo,"), "{error}");
+        assert_eq!(read("a=b:c.onnx"), [file("a", "b:c.onnx")]);
     }
 }

@@ -15,10 +15,11 @@ mod wires;
 
 use std::collections::HashMap;
 
-use crate::convert::{Converted, Options, convert};
+use crate::convert::{Converted, Options, convert_read, scales_of_all};
+use crate::onnx::Dim;
 use crate::onnx::schema::GraphProto;
-use crate::onnx::{Dim, write};
 use crate::pairs::StatePair;
+use crate::report::Warning;
 
 pub use context::{Context, PlannedContext, contexts};
 pub use error::JoinError;
@@ -125,10 +126,14 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     let is_added_to = options.search.is_some() || !options.contexts.is_empty();
     let of_nodes = is_added_to.then_some(search::OPSET);
     let opset = parts.iter().map(Read::opset).chain(of_nodes).max().unwrap_or_default();
+    if parts.iter().any(|part| part.opset() != opset) {
+        parts.iter().try_for_each(Read::check_newest)?;
+    }
     for part in &mut parts {
         part.raise(opset)?;
     }
     let (links, mut states) = resolved(&mut parts, &options.wires)?;
+    let mut warnings = unwired(&parts, &links, &states);
     let search = options
         .search
         .as_ref()
@@ -174,14 +179,30 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     }
     let dims: HashMap<String, Vec<Dim>> =
         graph.output.iter().filter_map(|output| Some((output.name().to_owned(), output.dims()?))).collect();
+    let scales = scales_of_all(&graph);
     model.graph = Some(graph);
     let options = Options { states, keep_recurrences: true, ..Options::default() };
-    let mut converted = convert(write(&model).into(), &options)?;
+    let mut converted = convert_read(model, &options)?;
     // Lengths that were computed for a short request would say less.
     for output in &mut converted.report.outputs {
         output.dims = dims.get(&output.name).unwrap_or(&output.dims).clone();
     }
+    if !scales.is_empty() && fixed_batch != Some(1) {
+        warnings.push(Warning::ScaleOfRows(scales));
+    }
+    converted.report.warnings.splice(0..0, warnings);
     Ok(Joined { converted, plan })
+}
+
+/// The graphs that no wire joins to another.
+fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning> {
+    let is_of = |part: &Read, name: &str| name.split_once('.').is_some_and(|(graph, _)| graph == part.name);
+    let alone = |(index, part): (usize, &Read)| {
+        let is_linked = links.iter().any(|link| [link.from.graph, link.to.graph].contains(&index));
+        let is_state = states.iter().any(|pair| is_of(part, &pair.input) || is_of(part, &pair.output));
+        (!is_linked && !is_state && parts.len() > 1).then(|| Warning::Unwired(part.name.clone()))
+    };
+    parts.iter().enumerate().filter_map(alone).collect()
 }
 
 /// Reads the graphs, each with the states that the options name for it.
@@ -202,10 +223,8 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
     }
     for StatePair { input, output } in &options.states {
         let (of_input, of_output) = (end(&read, input)?, end(&read, output)?);
-        // Such a pair is a wire back, and is written as one.
         if of_input.graph != of_output.graph {
-            let part = &read[of_input.graph];
-            find(part, &part.graph.output, "output", output)?;
+            return Err(JoinError::TwoGraphs { input: input.clone(), output: output.clone() });
         }
     }
     for (name, dims) in &options.dims {
@@ -269,7 +288,7 @@ fn outputs(
         let wire = format!("<<<{}, {}>>>", pair.output, pair.input);
         return Err(JoinError::Search(format!("the wire {wire} is back to or from a graph that is inside the search")));
     }
-    let (mut kept, mut answers) = (Vec::new(), 0);
+    let (mut kept, mut taken, mut answers) = (Vec::new(), Vec::new(), 0);
     for (graph, part) in parts.iter().enumerate() {
         for output in part.graph.output.iter().map(|output| output.name()) {
             let name = part.full(output);
@@ -280,6 +299,8 @@ fn outputs(
             let is_wanted = options.outputs.contains(&name);
             if is_wanted || !is_taken && !is_state {
                 answers += 1;
+            } else {
+                taken.push(name.clone());
             }
             if is_wanted || is_state || !is_taken {
                 kept.push(name);
@@ -291,7 +312,7 @@ fn outputs(
     if plan.search.is_some() {
         kept.extend([TOKENS, LENGTHS, FRAMES, PIECES, LAST_NEXT, SKIP_NEXT].map(str::to_owned));
     } else if answers == 0 {
-        return Err(JoinError::NoOutputs);
+        return Err(JoinError::NoOutputs(taken));
     }
     Ok(kept)
 }

@@ -109,11 +109,22 @@ pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Resul
     raised
 }
 
+/// Refuses a version to which nodes of other graphs can't be raised.
+pub fn check_newest(version: i64) -> Result<(), Kept> {
+    if version > NEWEST { Err(Kept { node: None, why: newer(version) }) } else { Ok(()) }
+}
+
+fn newer(version: i64) -> String {
+    format!("has opset {version}, and nodes can be raised to opset {NEWEST} at most: export it with an older one")
+}
+
 fn check_versions(from: i64, to: i64) -> Result<(), Kept> {
     let why = if from < OLDEST {
-        format!("has opset {from}, and nodes can be raised from opset {OLDEST} on")
+        format!(
+            "has opset {from}, and nodes can be raised from opset {OLDEST} on: export it with opset {OLDEST} or a later one"
+        )
     } else if to > NEWEST {
-        format!("has opset {from}, and another graph {to}: nodes can be raised to opset {NEWEST} at most")
+        newer(to)
     } else {
         return Ok(());
     };

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::error::JoinError;
-use super::opsets::{Kept, raise, raise_function};
+use super::opsets::{Kept, check_newest, raise, raise_function};
 use crate::names::pairs_by_names;
 use crate::onnx::schema::{GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, function_like_operator, opset, opset_of};
@@ -108,6 +108,11 @@ impl Read {
 
     pub fn opset(&self) -> i64 {
         opset(&self.model)
+    }
+
+    /// Refuses its version if other graphs can't be raised to it.
+    pub fn check_newest(&self) -> Result<(), JoinError> {
+        check_newest(self.opset()).map_err(|Kept { why, .. }| JoinError::Opset { graph: self.name.clone(), why })
     }
 
     /// Raises the version of ONNX's operators, also in its functions.

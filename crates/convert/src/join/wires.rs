@@ -4,7 +4,7 @@ use super::error::JoinError;
 use super::part::Read;
 use crate::graph::required_inputs;
 use crate::onnx::schema::ValueInfoProto;
-use crate::onnx::{bracketed, type_name};
+use crate::onnx::{Dim, bracketed, type_name};
 use crate::pairs::{StatePair, groups};
 
 /// An output, or an input that several graphs take, and the input that takes it.
@@ -139,7 +139,30 @@ fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Lin
 /// Refuses a wire between tensors whose types or dims differ.
 pub fn check(parts: &[Read], link: &Link) -> Result<(), JoinError> {
     let (source, target) = (link.source(parts)?, link.target(parts)?);
-    if target.accepts(source) { Ok(()) } else { Err(link.disagree(parts)?) }
+    if target.accepts(source) { Ok(()) } else { Err(link.disagree(parts, &difference(source, target))?) }
+}
+
+/// In what the ends of a wire differ.
+pub fn difference(source: &ValueInfoProto, target: &ValueInfoProto) -> String {
+    let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
+    if source.elem() != target.elem() {
+        return "the types differ".to_owned();
+    }
+    if given.len() != taken.len() {
+        return format!("one has {}, and the other {}", dimensions(given.len()), dimensions(taken.len()));
+    }
+    let known = |dim: &Dim| if let Dim::Known(length) = dim { Some(*length) } else { None };
+    let lengths = given.iter().zip(&taken).map(|(given, taken)| known(given).zip(known(taken)));
+    let differs =
+        |(axis, lengths): (usize, Option<(i64, i64)>)| lengths.filter(|(a, b)| a != b).map(|found| (axis, found));
+    match lengths.enumerate().find_map(differs) {
+        Some((axis, (given, taken))) => format!("axis {axis} has {given} elements, and {taken} are expected"),
+        None => "type and dims must agree".to_owned(),
+    }
+}
+
+fn dimensions(count: usize) -> String {
+    if count == 1 { "1 dimension".to_owned() } else { format!("{count} dimensions") }
 }
 
 impl Link {
@@ -154,8 +177,8 @@ impl Link {
         find(part, &part.graph.input, "input", &self.to.tensor)
     }
 
-    /// That its two ends have different types or dims.
-    pub fn disagree(&self, parts: &[Read]) -> Result<JoinError, JoinError> {
+    /// That its two ends can't meet.
+    pub fn disagree(&self, parts: &[Read], why: &str) -> Result<JoinError, JoinError> {
         let of = |value: &ValueInfoProto| {
             let dims = value.dims().map_or_else(|| "any dims".to_owned(), |dims| bracketed(&dims));
             format!("{} {dims}", type_name(value.elem()))
@@ -165,6 +188,7 @@ impl Link {
             of_source: of(self.source(parts)?),
             to: parts[self.to.graph].full(&self.to.tensor),
             of_target: of(self.target(parts)?),
+            why: why.to_owned(),
         })
     }
 }

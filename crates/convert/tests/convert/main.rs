@@ -23,6 +23,7 @@ mod join_command;
 mod joined;
 mod lengths;
 mod odd;
+mod refusals;
 mod search;
 mod types;
 mod windows;

@@ -269,7 +269,7 @@ fn searches_that_cannot_be_are_refused_by_name() {
         ),
         (&models[..1], greedy, "", "a transducer needs an encoder, and a decoder_joint or a decoder and a joiner"),
         (&[models[0], models[2]], greedy, "", "input 'joiner.decoder_out' takes nothing"),
-        (&models[..2], "ctc blank=0", "", "the logits 'decoder.decoder_out' have 2 dimensions"),
+        (&models[..2], "ctc blank=0", "", "the logits 'decoder.decoder_out' are [N, 8], and [rows, frames, tokens]"),
         (
             &models[..],
             "ctc blank=0 logits=encoder.encoder_out",
@@ -281,7 +281,7 @@ fn searches_that_cannot_be_are_refused_by_name() {
             &models[..],
             greedy,
             "<<<encoder.cache, joiner.encoder_out>>>",
-            "'encoder.cache' (FLOAT [N, 1, 8]) can't be wired",
+            "the frames come from 'encoder.cache', and an output of a graph before the decoder",
         ),
     ] {
         let error = refusal(models, &search(text, wires));

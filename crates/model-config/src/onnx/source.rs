@@ -7,7 +7,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use prost::Message;
 use prost::bytes::{Buf, Bytes};
@@ -25,8 +24,8 @@ pub struct ModelSource {
 #[derive(Clone, Debug)]
 struct Made {
     what: &'static str,
-    /// Kept as long as the model, because each instance on a GPU opens a session.
-    bytes: Arc<[u8]>,
+    /// Kept as long as the model, because each instance on a GPU opens a session. Clones share them.
+    bytes: Bytes,
 }
 
 impl ModelSource {
@@ -53,7 +52,7 @@ impl ModelSource {
     /// Reads the whole model, weights too.
     pub fn read(&self) -> io::Result<Bytes> {
         match &self.made {
-            Some(made) => Ok(Bytes::from_owner(Arc::clone(&made.bytes))),
+            Some(made) => Ok(made.bytes.clone()),
             None => Ok(std::fs::read(&self.file)?.into()),
         }
     }

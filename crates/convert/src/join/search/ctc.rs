@@ -7,8 +7,8 @@ use super::pack;
 use super::plan::logits;
 use crate::join::error::JoinError;
 use crate::join::part::Read;
-use crate::onnx::int64s;
 use crate::onnx::schema::GraphProto;
+use crate::onnx::{bracketed, int64s};
 
 /// How the tokens of CTC are found.
 #[derive(Clone, Debug)]
@@ -20,13 +20,13 @@ pub struct CtcPlan {
 }
 
 pub fn plan(parts: &[Read], search: &Search) -> Result<CtcPlan, JoinError> {
-    let Some(part) = parts.last() else { return Err(JoinError::NoOutputs) };
+    let Some(part) = parts.last() else { return Err(JoinError::NoOutputs(Vec::new())) };
     let output = logits(part, parts, search)?;
-    if output.dims().is_some_and(|dims| dims.len() != 3) {
+    if let Some(dims) = output.dims().filter(|dims| dims.len() != 3) {
         return Err(JoinError::Search(format!(
-            "the logits '{}' have {} dimensions, and [rows, frames, tokens] is expected",
+            "the logits '{}' are {}, and [rows, frames, tokens] is expected: export the graph with an axis of frames",
             part.full(output.name()),
-            output.dims().unwrap_or_default().len()
+            bracketed(&dims)
         )));
     }
     Ok(CtcPlan { logits: part.full(output.name()), blank: search.blank })

@@ -5,7 +5,7 @@ use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::required_inputs;
 use crate::join::error::JoinError;
 use crate::join::part::Read;
-use crate::join::wires::{Link, end, find};
+use crate::join::wires::{Link, difference, end, find};
 use crate::onnx::schema::ValueInfoProto;
 use crate::onnx::{DataType, Dim, bracketed, is_float};
 use crate::pairs::StatePair;
@@ -107,13 +107,26 @@ pub fn transducer(
         });
     };
     let (source, target) = (link.source(parts)?, link.target(parts)?);
-    if !link.is_made || link.from.graph >= predictor || source.elem() != target.elem() {
-        return Err(link.disagree(parts)?);
+    let from = full(link.from.graph, &link.from.tensor);
+    if !link.is_made || link.from.graph >= predictor {
+        return refused(format!(
+            "the frames come from '{from}', and an output of a graph before the decoder is expected"
+        ));
+    }
+    if source.elem() != target.elem() {
+        return Err(link.disagree(parts, &difference(source, target))?);
+    }
+    if let Some(dims) = source.dims().filter(|dims| dims.len() != 3) {
+        return refused(format!(
+            "the frames '{from}' are {}, and [rows, frames, features] or [rows, features, frames] is expected: export the \
+             graph with an axis of frames",
+            bracketed(&dims)
+        ));
     }
     let is_two = predictor != joint;
     let (frames_axis, takes, takes_rows) = match frames(source, target) {
         Some(found) => found,
-        None => return Err(link.disagree(parts)?),
+        None => return Err(link.disagree(parts, "no axis of the frames leaves equal features")?),
     };
     let window = match takes {
         // A blank may go on by several frames as well.
@@ -125,7 +138,11 @@ pub fn transducer(
     let mut passed = Vec::new();
     for link in of_joint().filter(|link| link.from.graph == predictor) {
         if !link.is_made {
-            return Err(link.disagree(parts)?);
+            return refused(format!(
+                "the joint's input '{}' takes an output of the decoder, and '{}' is an input",
+                full(joint, &link.to.tensor),
+                full(predictor, &link.from.tensor)
+            ));
         }
         passed.push((link.from.tensor.clone(), link.to.tensor.clone()));
     }
@@ -145,7 +162,7 @@ pub fn transducer(
     Ok(TransducerPlan {
         predictor,
         joint,
-        frames: full(link.from.graph, &link.from.tensor),
+        frames: from,
         frames_axis,
         frames_input: link.to.tensor.clone(),
         takes,
