@@ -1,6 +1,6 @@
 //! `stateful-convert graph`: writes a built-in graph.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use stateful_convert::builtin;
@@ -8,8 +8,8 @@ use stateful_convert::names::pairs_by_names;
 use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::onnx::write;
 
-use crate::files::{Content, write_files};
-use crate::problem::{CONFIG, Problem};
+use crate::files::{Content, Targets, write_files};
+use crate::problem::Problem;
 use crate::texts::tensors;
 
 /// Serves the model as it is; a host with a GPU would place it there otherwise.
@@ -24,12 +24,16 @@ pub struct GraphArguments {
     /// Options of the graph, such as num_mel_bins=40; docs/convert.md lists them
     #[arg(value_name = "OPTION=VALUE")]
     options: Vec<String>,
-    /// A file that ends with .onnx, or the folder of a model in a repository, which gets 1/model.onnx and a config.pbtxt
-    #[arg(short, long, value_name = "FILE|FOLDER")]
+    /// The graph's file. If the graph has states, a config.pbtxt goes beside it, or beside its folder if that is named after a
+    /// version. Folders that are missing are made
+    #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Replace files that exist
     #[arg(long)]
     force: bool,
+    /// Write no config.pbtxt
+    #[arg(long)]
+    no_config: bool,
 }
 
 /// Writes the graph and says what it has.
@@ -37,19 +41,22 @@ pub fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
     let options: Vec<&str> = arguments.options.iter().map(String::as_str).collect();
     let model = builtin(&arguments.graph, &options)?;
     let bytes = write(&model);
-    let is_file = arguments.output.extension().is_some_and(|extension| extension == "onnx");
-    let files = if is_file {
-        vec![(arguments.output.clone(), Content::Bytes(&bytes))]
-    } else if !has_states(&model) {
-        return Err(Problem::Stateless { graph: arguments.graph.clone(), folder: arguments.output.clone() });
-    } else {
-        let (model, config) = (arguments.output.join("1/model.onnx"), arguments.output.join(CONFIG));
-        vec![(model, Content::Bytes(&bytes)), (config, Content::Bytes(CONFIGURATION.as_bytes()))]
-    };
-    check(&files, arguments.force)?;
+    // Without states, it is a part of other models, and isn't served by itself.
+    let targets = Targets::new(&arguments.output, !arguments.no_config && has_states(&model));
+    let config = targets.config().map(|path| (path.to_owned(), Content::Bytes(CONFIGURATION.as_bytes())));
+    let files: Vec<(PathBuf, Content)> =
+        [(targets.model().to_owned(), Content::Bytes(&bytes))].into_iter().chain(config).collect();
+    let names: Vec<PathBuf> = files.iter().map(|(path, _)| path.clone()).collect();
+    targets.check_folders(&names)?;
+    if let Some(path) = names.iter().find(|path| path.exists() && !arguments.force) {
+        return Err(Problem::Exists(path.clone()));
+    }
     write_files(&files)?;
     let mut text = format!("{}\n\n{}", model.doc_string(), tensors(&model));
-    for (path, _) in &files {
+    if !has_states(&model) {
+        text += "\nit has no state, so it isn't served by itself: join it with other graphs";
+    }
+    for path in &names {
         text += &format!("\nwritten: {}", path.display());
     }
     Ok(text)
@@ -58,16 +65,4 @@ pub fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
 /// Whether the backend would serve the graph by itself: its states have names that show them.
 fn has_states(model: &ModelProto) -> bool {
     model.graph.as_ref().is_some_and(|graph| pairs_by_names(graph).is_ok_and(|pairs| !pairs.is_empty()))
-}
-
-/// Refuses to replace files without `--force`, and folders at all.
-fn check(files: &[(PathBuf, Content)], force: bool) -> Result<(), Problem> {
-    let paths = || files.iter().map(|(path, _)| path.as_path());
-    if let Some(folder) = paths().find(|path| path.is_dir()) {
-        return Err(Problem::Folder(folder.to_owned()));
-    }
-    match paths().find(|path| path.exists()) {
-        Some(path) if !force => Err(Problem::Exists(Path::to_owned(path))),
-        _ => Ok(()),
-    }
 }

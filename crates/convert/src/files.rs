@@ -126,7 +126,8 @@ impl Targets {
         output.map(|output| Self::new(output, !options.no_config))
     }
 
-    fn new(output: &Path, with_config: bool) -> Self {
+    /// The model in this file, and its configuration.
+    pub fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
         // Triton wants the configuration above the folders of the versions.
@@ -143,6 +144,14 @@ impl Targets {
         self.model.parent().unwrap_or(Path::new(""))
     }
 
+    pub fn model(&self) -> &Path {
+        &self.model
+    }
+
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     /// The files that this model needs.
     pub fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
@@ -157,9 +166,10 @@ impl Targets {
         files
     }
 
-    pub fn check_folders(&self, converted: &Converted) -> Result<(), Problem> {
+    /// Refuses folders in place of these files.
+    pub fn check_folders(&self, names: &[PathBuf]) -> Result<(), Problem> {
         let ends_as_folder = self.model.as_os_str().to_string_lossy().ends_with('/');
-        match self.names(converted).into_iter().find(|path| path.is_dir() || ends_as_folder) {
+        match names.iter().find(|path| path.is_dir() || ends_as_folder).cloned() {
             Some(folder) => Err(Problem::Folder(folder)),
             None if self.model.extension().is_none() => Err(Problem::Name(self.model.clone())),
             None => Ok(()),

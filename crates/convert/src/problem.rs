@@ -71,12 +71,6 @@ pub enum Problem {
     Join(#[from] JoinError),
     #[error("{0}{advice}", advice = advice(.0))]
     Convert(ConvertError),
-    #[error(
-        "{graph} has no state, so it isn't served by itself: write it to a file that ends with .onnx, not to the folder {}, or \
-         join it with other graphs",
-        folder.display()
-    )]
-    Stateless { graph: String, folder: PathBuf },
     #[error("{0}; nothing was written")]
     Builtin(#[from] BuiltinError),
     #[error("{0}; nothing was written")]

@@ -35,7 +35,7 @@ pub fn finish(
     }
     let targets = Targets::of(shared);
     if let Some(targets) = &targets {
-        targets.check_folders(&converted)?;
+        targets.check_folders(&targets.names(&converted))?;
     }
     let folder = WorkFolder::new(origin.beside, &converted, targets.as_ref().map(Targets::folder))?;
     if let Some(targets) = &targets {

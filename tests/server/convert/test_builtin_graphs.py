@@ -31,8 +31,8 @@ BEGINNINGS = [160 * EVERY * number * 30 for number in range(SEQUENCES)]
 def served(deployment: Deployment, name: str, graph: str, *options: str) -> str:
     """Writes the graph into the repository and loads it, as the command wrote it."""
     if name not in deployment.loaded:
-        folder = Path(deployment.repository) / name
-        subprocess.run([CONVERT, "graph", graph, *options, "-o", folder], check=True, capture_output=True)
+        file = Path(deployment.repository) / name / "1" / "model.onnx"
+        subprocess.run([CONVERT, "graph", graph, *options, "-o", file], check=True, capture_output=True)
         deployment.admin.load_model(name)
         deployment.loaded[name] = graph
     return name

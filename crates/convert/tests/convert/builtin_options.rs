@@ -129,7 +129,7 @@ fn the_page_lists_each_option_with_its_default() {
 }
 
 #[test]
-fn the_command_writes_a_model_of_a_repository_or_a_file() {
+fn the_command_writes_a_model_as_the_others_do() {
     let folder = folder();
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let run = |arguments: &[&str]| {
@@ -137,7 +137,7 @@ fn the_command_writes_a_model_of_a_repository_or_a_file() {
         let done = Command::new(program).arg("graph").args(arguments).output().unwrap();
         (done.status.success(), String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned())
     };
-    let (is_done, said) = run(&["fbank:kaldi", "num_mel_bins=40", "-o", &path("fbank")]);
+    let (is_done, said) = run(&["fbank:kaldi", "num_mel_bins=40", "-o", &path("fbank/1/model.onnx")]);
     assert!(is_done && said.contains("fbank:kaldi sample_frequency=16000 num_mel_bins=40"), "{said}");
     assert!(said.contains("features            FLOAT  [batch, frames, 40]"), "{said}");
     let config = std::fs::read_to_string(folder.join("fbank/config.pbtxt")).unwrap();
@@ -146,10 +146,17 @@ fn the_command_writes_a_model_of_a_repository_or_a_file() {
     assert_eq!(written, write(&builtin("fbank:kaldi", &["num_mel_bins=40"]).unwrap()));
     let (is_done, said) = run(&["stft", "-o", &path("fronts/stft.onnx")]);
     assert!(is_done && folder.join("fronts/stft.onnx").exists(), "{said}");
-    assert_eq!(std::fs::read_dir(folder.join("fronts")).unwrap().count(), 1);
+    assert!(folder.join("fronts/config.pbtxt").exists());
+    let (is_done, said) = run(&["istft", "-o", &path("alone/istft.onnx"), "--no-config"]);
+    assert!(is_done && std::fs::read_dir(folder.join("alone")).unwrap().count() == 1, "{said}");
+    let (is_done, said) = run(&["irfft", "-o", &path("parts/irfft.onnx")]);
+    assert!(is_done && said.contains("it has no state, so it isn't served by itself: join it"), "{said}");
+    assert_eq!(std::fs::read_dir(folder.join("parts")).unwrap().count(), 1);
     for (arguments, wanted) in [
         (&["stft", "-o", &path("fronts/stft.onnx")] as &[&str], "stft.onnx exists; --force replaces it"),
-        (&["mel:nemo", "-o", &path("fbank")], "model.onnx exists; --force replaces it"),
+        (&["mel:nemo", "-o", &path("fbank/1/model.onnx")], "model.onnx exists; --force replaces it"),
+        (&["mel:nemo", "-o", &path("fbank")], "/fbank is a folder: write the name of a file in it, such as"),
+        (&["mel:nemo", "-o", &path("new")], "-o: the name of a file that ends with .onnx is expected, such as"),
         (
             &["stft", "hop=0", "-o", &path("new")],
             "stft: hop=0: a whole number from 1 to 4096 is expected; nothing was written",
