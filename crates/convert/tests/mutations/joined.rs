@@ -2,13 +2,13 @@
 
 use std::sync::OnceLock;
 
-use stateful_convert::StatePair;
 use stateful_convert::join::{Context, JoinOptions, Joined, Part, Search, SearchKind, Wire, join};
 use stateful_convert::onnx::schema::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
     attribute_proto::AttributeType,
 };
 use stateful_convert::onnx::{DataType, Dim, read, write};
+use stateful_convert::{StatePair, builtin};
 
 use crate::fuzzed::{Choices, change, models};
 
@@ -51,13 +51,17 @@ pub fn joined(bytes: &[u8]) -> Option<(Vec<Part>, Joined)> {
         }
         graphs.push(model);
     }
-    let options = options(&mut choices, &graphs, is_recogniser);
+    let mut options = options(&mut choices, &graphs, is_recogniser);
     let part = |(index, model): (usize, &ModelProto)| Part {
         name: format!("g{index}"),
         model: write(model).into(),
         folder: if index == 0 { "sub".to_owned() } else { String::new() },
     };
-    let parts: Vec<Part> = graphs.iter().enumerate().map(part).collect();
+    let mut parts: Vec<Part> = graphs.iter().enumerate().map(part).collect();
+    if choices.below(4) == 1 {
+        let in_front = in_front(&mut choices, &graphs[0], &mut options);
+        parts.splice(0..0, in_front);
+    }
     let joined = join(&parts, &options);
     if let Err(error) = &joined {
         assert!(!error.to_string().is_empty());
@@ -106,6 +110,38 @@ fn options(choices: &mut Choices, graphs: &[ModelProto], is_recogniser: bool) ->
     options
 }
 
+/// Built-in graphs in front of the others, with changes, and the wire from the last of them.
+fn in_front(choices: &mut Choices, first: &ModelProto, options: &mut JoinOptions) -> Vec<Part> {
+    let listed = choices.pick(&BUILT_IN);
+    let mut parts: Vec<Part> = Vec::new();
+    for &words in listed {
+        let mut words = words.split(' ');
+        let name = words.next().unwrap_or_default();
+        let mut model = builtin(name, &words.collect::<Vec<_>>()).unwrap();
+        for _ in 0..choices.below(CHANGES_MAX) {
+            change(choices, model.graph.as_mut().unwrap());
+        }
+        let outputs = model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name().to_owned());
+        let output = outputs.take(1 + choices.below(2)).last().unwrap_or_default();
+        let part = name.replace(':', "_");
+        if parts.len() + 1 == listed.len() {
+            let input = first.graph.as_ref().and_then(|graph| graph.input.first()).map_or("none", |input| input.name());
+            options.wires.push(Wire { from: format!("{part}.{output}"), to: format!("g0.{input}") });
+        }
+        parts.push(Part { name: part, model: write(&model).into(), folder: String::new() });
+    }
+    parts
+}
+
+/// What may stand in front of an encoder that takes 8 features.
+const BUILT_IN: [&[&str]; 5] = [
+    &["fbank:kaldi num_mel_bins=8"],
+    &["fbank:kaldi num_mel_bins=8 state=false"],
+    &["mel:nemo num_mel_bins=8"],
+    &["stft frame=16 hop=8", "istft frame=16 hop=8"],
+    &["stft frame=14 hop=7 layout=polar window=rectangular"],
+];
+
 /// An encoder, a predictor, a joiner, and a predictor with its joint.
 fn recognisers() -> Vec<ModelProto> {
     let value = |name: &str, elem: DataType, dims: &str| {
@@ -125,7 +161,7 @@ fn recognisers() -> Vec<ModelProto> {
                     name: Some("table".to_owned()),
                     data_type: Some(float.into()),
                     dims: vec![12, 8],
-                    float_data: vec![0.5; 96],
+                    float_data: (0..96).map(|at| (at * 37 % 23) as f32 / 23.0 - 0.5).collect(),
                     ..TensorProto::default()
                 }],
                 ..GraphProto::default()
@@ -134,6 +170,8 @@ fn recognisers() -> Vec<ModelProto> {
         };
     let add = |inputs: &[&str], output: &str| NodeProto::make("Add", output, inputs, &[output]);
     let gather = |tokens: &str, output: &str| NodeProto::make("Gather", output, &["table", tokens], &[output]);
+    let mean = NodeProto::make("ReduceMean", "decoder_out", &["e"], &["decoder_out"]);
+    let mean = mean.with_ints("axes", &[1]).with_int("keepdims", 0);
     let token = DataType::Int64;
     let length = NodeProto::make("Identity", "l", &["target_length"], &["prednet_lengths"]);
     let mut cast = NodeProto::make("Cast", "c", &["targets"], &["tokens"]);
@@ -145,11 +183,15 @@ fn recognisers() -> Vec<ModelProto> {
     });
     vec![
         model(
-            &[("x", float, "N T 8"), ("h_in", float, "N T 8")],
-            &[("encoder_out", float, "N T 8"), ("h_out", float, "N T 8")],
-            vec![add(&["x", "h_in"], "h_out"), add(&["x", "h_out"], "encoder_out")],
+            &[("x", float, "N T 8"), ("h_in", float, "N 1 8")],
+            &[("encoder_out", float, "N T 8"), ("h_out", float, "N 1 8")],
+            vec![
+                NodeProto::make("ReduceMean", "m", &["x"], &["mean"]).with_ints("axes", &[1]),
+                add(&["mean", "h_in"], "h_out"),
+                add(&["x", "h_in"], "encoder_out"),
+            ],
         ),
-        model(&[("y", token, "N 2")], &[("decoder_out", float, "N 8")], vec![gather("y", "decoder_out")]),
+        model(&[("y", token, "N 2")], &[("decoder_out", float, "N 8")], vec![gather("y", "e"), mean]),
         model(
             &[("encoder_out", float, "N 8"), ("decoder_out", float, "N 8")],
             &[("logit", float, "N 8")],
@@ -160,12 +202,12 @@ fn recognisers() -> Vec<ModelProto> {
                 ("encoder_out", float, "B T 8"),
                 ("targets", DataType::Int32, "B U"),
                 ("target_length", DataType::Int32, "B"),
-                ("input_states_1", float, "1 B 8"),
+                ("input_states_1", float, "B 1 8"),
             ],
             &[
                 ("outputs", float, "B T 8"),
                 ("prednet_lengths", DataType::Int32, "B"),
-                ("output_states_1", float, "1 B 8"),
+                ("output_states_1", float, "B 1 8"),
             ],
             vec![
                 cast,
