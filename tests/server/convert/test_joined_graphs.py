@@ -12,11 +12,15 @@ import pytest
 from harness.clients import new_id
 from harness.conversations import together
 from harness.recognisers import FRAMES, RECOGNISERS, assert_found, joined
+from harness.repetitions import repeated
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
+# A plain loop over a thousand chunks of 32 rows takes minutes.
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [(1, 1000), (8, 1000), (32, 100), *repeated((32, 1000))], ids=str)
 @pytest.mark.parametrize("kind", RECOGNISERS)
-def test_a_thousand_chunks_have_the_tokens_of_a_plain_loop(kind, rows, tmp_path):
+def test_a_thousand_chunks_have_the_tokens_of_a_plain_loop(kind, size, tmp_path):
+    rows, runs = size
     sessions = joined(kind, tmp_path, tmp_path / "joined.onnx")
     model = onnxruntime.InferenceSession(tmp_path / "joined.onnx")
     talks = [RECOGNISERS[kind][0](sessions) for _ in range(rows)]
@@ -36,8 +40,6 @@ def test_a_thousand_chunks_have_the_tokens_of_a_plain_loop(kind, rows, tmp_path)
     }
     rng = np.random.default_rng(6)
     found = 0
-    # A plain loop over the chunks of 32 rows takes half a minute.
-    runs = 1000 if rows < 32 else 100
     for _ in range(runs):
         x = rng.normal(size=(rows, FRAMES, 4)).astype(np.float32)
         answer = dict(zip(outputs, model.run(None, states | {"encoder.x": x}), strict=True))
