@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
+mod batches;
 mod builtin;
 mod builtin_options;
 mod command;
+mod command_files;
+mod command_recordings;
 mod common;
 mod contexts;
 mod delays;
@@ -21,8 +24,12 @@ mod join_command;
 #[expect(dead_code, reason = "another test uses the rest")]
 #[path = "../mutations/joined.rs"]
 mod joined;
+mod layers;
 mod lengths;
+mod loops;
 mod odd;
+mod odd_loops;
+mod quantized;
 mod refusals;
 mod search;
 mod types;
