@@ -35,9 +35,9 @@ def test_a_thousand_chunks_have_the_tokens_of_a_plain_loop(kind, size, tmp_path)
         "encoder.cache": "encoder.new_cache",
         "search.last": "search.last_next",
         "search.skip": "search.skip_next",
-        "decoder_joint.input_states_1": "decoder_joint.output_states_1",
-        "decoder_joint.input_states_2": "decoder_joint.output_states_2",
     }
+    predictors = [f"{graph}.input_states_{number}" for graph in ("decoder", "decoder_joint") for number in (1, 2)]
+    pairs |= {name: name.replace("input", "output") for name in predictors}
     rng = np.random.default_rng(6)
     found = 0
     for _ in range(runs):

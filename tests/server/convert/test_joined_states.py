@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from harness.conversations import together
-from harness.recognisers import FRAMES, RECOGNISERS, Lstm, Stateless, Tdt, assert_found, written
+from harness.recognisers import FRAMES, RECOGNISERS, Lstm, Separate, Stateless, Tdt, assert_found, written
 from harness.repetitions import repeated
 from triton_stateful import Sequence
 
@@ -27,7 +27,8 @@ def kept(talk) -> dict[str, np.ndarray]:
     last = np.array([talk.last if isinstance(talk, Stateless) else [talk.last]])
     states = {"encoder.cache": talk.cache, "search.last": last}
     if isinstance(talk, Lstm):
-        states |= {f"decoder_joint.input_states_{1 + number}": state for number, state in enumerate(talk.states)}
+        predictor = "decoder" if isinstance(talk, Separate) else "decoder_joint"
+        states |= {f"{predictor}.input_states_{1 + number}": state for number, state in enumerate(talk.states)}
     if isinstance(talk, Tdt):
         states["search.skip"] = np.array([talk.at])
     return states

@@ -208,8 +208,16 @@ def test_zipformer(agrees):
 def test_features_of_samples(cookbook_deployment):
     """The answers are what kaldi-native-fbank gives."""
     page, name = PAGES["asr-encoder.md"], "kaldi snip_edges=false high_freq=-400"
-    [options] = re.findall(r"^build/bin/stateful-convert graph (.*) -o models/fbank/1/model.onnx$", page.text, re.MULTILINE)
-    written = [CONVERT, "graph", *options.split(), "-o", Path(cookbook_deployment.repository) / "fbank" / "1" / "model.onnx"]
+    [options] = re.findall(
+        r"^build/bin/stateful-convert graph (.*) -o models/fbank/1/model.onnx$", page.text, re.MULTILINE
+    )
+    written = [
+        CONVERT,
+        "graph",
+        *options.split(),
+        "-o",
+        Path(cookbook_deployment.repository) / "fbank" / "1" / "model.onnx",
+    ]
     subprocess.run(written, check=True, capture_output=True)
     cookbook_deployment.admin.load_model("fbank")
     with wave.open(str(RECORDING)) as file:

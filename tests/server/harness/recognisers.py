@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
 
 from harness.graphs import graph, node
 from support.paths import CONVERT
 
 TOKENS, WIDE, FRAMES = 12, 8, 6
 RNG = np.random.default_rng(5)
+KINDS = {TensorProto.FLOAT: "fp32", TensorProto.INT32: "int32"}
 
 
 def weight(*shape: int) -> np.ndarray:
@@ -120,6 +122,42 @@ def decoder_joint(blank: int, wide: int = WIDE, tokens: int = TOKENS) -> onnx.Mo
     )
 
 
+def separate(blank: int) -> dict[str, onnx.ModelProto]:
+    """The predictor and the joint of [`decoder_joint`] as two graphs, as sherpa-onnx exports NeMo's models."""
+    whole = decoder_joint(blank)
+    of = {value.name: value for value in (*whole.graph.input, *whole.graph.output)}
+    weights = {weight.name: numpy_helper.to_array(weight) for weight in whole.graph.initializer}
+
+    def part(nodes: list, inputs: str, outputs: str) -> onnx.ModelProto:
+        used = {name for made in nodes for name in made.input}
+
+        def values(names: str) -> list:
+            tensors = [(name, of[name].type.tensor_type) for name in names.split()]
+            return [
+                (name, KINDS[of_type.elem_type], [dim.dim_param or dim.dim_value for dim in of_type.shape.dim])
+                for name, of_type in tensors
+            ]
+
+        own = {name: weight for name, weight in weights.items() if name in used}
+        return graph(nodes, values(inputs), values(outputs), own)
+
+    passed = helper.make_tensor_value_info("decoder_outputs", TensorProto.FLOAT, ["B", WIDE, "U"])
+    of["decoder_outputs"] = passed
+    nodes = list(whole.graph.node)
+    at = next(index for index, made in enumerate(nodes) if made.output[0] == "by_row")
+    states = "input_states_1 input_states_2"
+    predictor = [*nodes[:at], node("Transpose", "g", "decoder_outputs", perm=[1, 2, 0]), nodes[-1]]
+    joint = [node("Transpose", "decoder_outputs", "by_row", perm=[0, 2, 1]), *nodes[at + 1 : -1]]
+    return {
+        "decoder": part(
+            predictor,
+            f"targets target_length {states}",
+            f"decoder_outputs prednet_lengths {states.replace('input', 'output')}",
+        ),
+        "joiner": part(joint, "encoder_outputs decoder_outputs", "outputs"),
+    }
+
+
 def ctc() -> onnx.ModelProto:
     nodes = [node("MatMul", "hidden w", "scores"), node("Add", "scores b", "probs")]
     shape = ["B", "T", TOKENS]
@@ -194,6 +232,21 @@ class Lstm(Plain):
         return found
 
 
+class Separate(Lstm):
+    """The predictor and the joint are two graphs."""
+
+    def logits(self, frame):
+        feeds = {
+            "targets": np.array([[self.last]], np.int32),
+            "target_length": np.array([1], np.int32),
+            "input_states_1": self.states[0],
+            "input_states_2": self.states[1],
+        }
+        predicted, _, *states = self.sessions[1].run(None, feeds)
+        [outputs] = self.sessions[2].run(None, {"encoder_outputs": frame, "decoder_outputs": predicted})
+        return outputs.reshape(-1), states
+
+
 class Tdt(Lstm):
     """The last three logits are durations, so the tokens are 0 to 8. A jump may end in the next chunk."""
 
@@ -247,6 +300,11 @@ RECOGNISERS = {
         Lstm,
         {"encoder": encoder("outputs", swapped=True), "decoder_joint": decoder_joint(Lstm.blank)},
         "<<<encoder.outputs, decoder_joint.encoder_outputs>>>",
+    ),
+    "separate": (
+        Separate,
+        {"encoder": encoder("outputs", swapped=True), **separate(Separate.blank)},
+        "<<<encoder.outputs, joiner.encoder_outputs>>>",
     ),
     "durations": (
         Tdt,
