@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -16,15 +17,16 @@ from harness.sequence_oracle import SequenceOracle, assert_same
 from harness.windows import Cut, WindowOracle
 from triton_stateful import AnswerLost, Outputs, Retry, Sequence, SequenceMissing, StepConflict, StepsLost, Unavailable
 from triton_stateful.messages import Request
-from triton_stateful.model import SNAPSHOT
+from triton_stateful.model import INFO, SNAPSHOT
 from triton_stateful.replay import count_of
 from triton_stateful.transports import of_client
 
 AGAIN = Retry(attempts=50, backoff=0.0001, longest=0.001)
 
 #: What happens to a request. "dies": the server dies before it. "request" and "answer": it dies, too, and the connection
-#: breaks before or after the step. "lost": only the answer is lost.
-EVENTS = ["none", "dies", "request", "answer", "lost"]
+#: breaks before or after the step. "lost": only the answer is lost. "stale": two requests come to a server that was paused
+#: and still has an older state.
+EVENTS = ["none", "dies", "request", "answer", "stale", "lost"]
 
 
 class Forgetful:
@@ -39,8 +41,9 @@ class Forgetful:
         self.inner = of_client(url)
         self.rng, self.share = np.random.default_rng(seed), share
         self.snapshot: bytes | None = None
-        self.saved = 0
+        self.saved = self.told = 0
         self.next: list[str] = []
+        self.old = 0  # how many requests come to a server with an older state
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
 
     def describe(self, asked):
@@ -55,6 +58,11 @@ class Forgetful:
     def infer(self, request: Request) -> Outputs:
         event = self.next.pop(0) if self.next else "none"
         self.counts[event] += 1
+        if event == "stale":
+            self.old = 2
+        if self.old and self.told and not request.start and not request.end:
+            self.old -= 1
+            return self.answer_from_old_state(request)
         if event in ("dies", "request"):
             self.die(request)
         if event == "request":
@@ -69,7 +77,16 @@ class Forgetful:
                 self.save(request)
             made = count_of(self._ask(request, {"query_state": True})).steps
             answer.parameters.update(stateful_steps_made=made, stateful_steps_saved=self.saved)
+            self.told = self.saved
         return answer
+
+    def answer_from_old_state(self, request: Request) -> Outputs:
+        if "sequence_step" not in request.parameters:
+            assert request.parameters == {"query_state": True}
+            return Outputs({INFO: np.array([json.dumps({"steps": self.told - 1})])})
+        error = StepConflict(f"has made {self.told - 1}")
+        error.made = self.told - 1
+        raise error
 
     def save(self, request: Request) -> None:
         self.snapshot = bytes(self._ask(request, {"snapshot": True})[SNAPSHOT].item())

@@ -167,7 +167,8 @@ class Flow:
         self._need_state_api(model, "info")
         outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
         read, count = json.loads(outputs[INFO].item()), count_of(outputs)
-        if count.steps < self.steps and self._unsaved.since(count) and (yield from self._resend(1)):
+        is_lower = count.steps < self.steps and self.retry is not None
+        if is_lower and self._unsaved.explains(count) and (yield from self._resend(1)):
             return (yield from self.info())
         if count != self.count:
             self.count, self._is_open = count, False
@@ -426,6 +427,8 @@ class Flow:
         self._note(request, parameters)
         if self.retry is not None and (request.counts or request.start or request.sets or request.end):
             self._unsaved.note(request, parameters, before, self.count)
+        else:
+            self._unsaved.hear(parameters)
 
     def _note(self, request: Request, parameters: Mapping[str, Parameter]) -> None:
         """Counts a request that has been answered."""
@@ -445,9 +448,14 @@ class Flow:
 
     def _send_unsaved(self, error: StatefulError, failed: int) -> Doing[bool]:
         """After a refusal: if the server has made fewer steps, sends the missing ones. Whether the request can follow."""
-        if self.retry is None or failed >= self.retry.attempts or not self._unsaved:
+        if self.retry is None or failed >= self.retry.attempts:
             return False
-        return isinstance(error, (StepConflict, SequenceMissing)) and (yield from self._resend(failed))
+        if isinstance(error, StepConflict):
+            made = self.steps if error.made is None else error.made
+            is_lower = self._unsaved.is_stale(made) or (bool(self._unsaved) and made <= self.steps)
+        else:
+            is_lower = isinstance(error, SequenceMissing) and bool(self._unsaved)
+        return is_lower and (yield from self._resend(failed))
 
     def _resend(self, failed: int) -> Doing[bool]:
         assert self.retry is not None

@@ -58,12 +58,30 @@ class Unsaved:
             size = sum(tensor.value.nbytes for tensor in request.inputs)
             self._kept.append(_Kept(request, before, after, size))
             self._size += size
-        while self._kept and (self._kept[0].is_in(int(self._saved)) or self._size > self._limit):
+        self._forget(int(self._saved))
+
+    def hear(self, parameters: Mapping[str, Parameter]) -> None:
+        """Of the answer to a request that has changed nothing."""
+        if _SAVED in parameters:
+            self._saved = parameters[_SAVED]
+            self._forget(int(self._saved))
+
+    def _forget(self, saved: int) -> None:
+        while self._kept and (self._kept[0].is_in(saved) or self._size > self._limit):
             self._size -= self._kept.popleft().size
 
     def clear(self) -> None:
         self._kept.clear()
-        self._size = 0
+        self._size, self._saved = 0, 0
+
+    def is_stale(self, made: int | None) -> bool:
+        """Whether a server has made fewer steps than are saved. It was paused, and doesn't know yet that another server has
+        continued the sequence."""
+        return made is not None and made < int(self._saved or 0)
+
+    def explains(self, count: Count) -> bool:
+        """Whether a server that has made only so many steps can be set right."""
+        return self.is_stale(count.steps) or self.since(count) is not None
 
     def since(self, count: Count | None) -> list[Request] | None:
         """The requests after the first so many steps; after None, from START on. None if some are not kept."""
@@ -74,20 +92,26 @@ class Unsaved:
 
 
 def resend(unsaved: Unsaved, query: Request, count: Count, retry: Retry, failed: int) -> Doing[bool]:
-    """Sends the requests that a server has lost, which died before it had saved them. False if it has lost none.
+    """Sends the requests that a server has lost, which died before it had saved them. False if the sequence is not there.
 
     query: asks how far the sequence is. count: how far it has to be.
     """
     while True:
         try:
-            here = yield from _ask(query)
-            if here is not None and here.steps > count.steps:
-                return False
+            here = yield from _ask(unsaved, query)
             lost = [] if here == count else unsaved.since(here)
+            if lost is None and here is not None and here.steps >= count.steps:
+                # The request has run, or another client is there. The server tells when it comes again.
+                return True
+            if lost is None and here is not None and unsaved.is_stale(here.steps) and failed + 1 < retry.attempts:
+                failed += 1
+                yield Pause(retry.pause(failed))
+                continue
             if lost is None:
                 break
             for request in lost:
-                _ = yield request
+                answer: Outputs = yield request
+                unsaved.hear(answer.parameters)
             return True
         except (Unavailable, StepConflict, SequenceMissing, SequenceAlreadyExists):
             # A copy that came late may have run, or this server has died, too.
@@ -96,6 +120,7 @@ def resend(unsaved: Unsaved, query: Request, count: Count, retry: Retry, failed:
                 raise
             yield Pause(retry.pause(failed))
     if here is None:
+        # Nothing of it was saved, or it has ended or expired: the caller's request is told so.
         return False
     error = StepsLost(
         f"sequence {query.sequence_id} continues after step {here.steps} of {count.steps}, because a server died before it had "
@@ -105,12 +130,14 @@ def resend(unsaved: Unsaved, query: Request, count: Count, retry: Retry, failed:
     raise error
 
 
-def _ask(query: Request) -> Doing[Count | None]:
+def _ask(unsaved: Unsaved, query: Request) -> Doing[Count | None]:
     """How far the sequence is on the server. None if it isn't there."""
     try:
-        return count_of((yield query))
+        answer: Outputs = yield query
     except SequenceMissing:
         return None
+    unsaved.hear(answer.parameters)
+    return count_of(answer)
 
 
 def count_of(outputs: Outputs) -> Count:
