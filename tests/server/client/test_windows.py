@@ -217,6 +217,11 @@ def test_an_array_with_other_dimensions_is_refused_by_name(serve, begin):
 # ---- an answer for each step
 
 
+def slow_repeat(serve, scheduling):
+    each = {"parameters": {"repeat": "<<<OUTPUT, INPUT>>>"}, "more": "model_transaction_policy { decoupled: true }"}
+    return serve(lambda name, **more: models.slow(name, 1500, **more), scheduling, **each)
+
+
 @over_grpc
 def test_each_step_is_answered(serve_decoupled, begin, scheduling):
     model = serve_decoupled(scheduling=scheduling)
@@ -259,8 +264,7 @@ def test_a_step_that_fails_follows_the_answers_before_it_and_changes_nothing(ser
 @over_grpc
 def test_leaving_the_answers_cancels_the_request(serve, begin, deployment, scheduling):
     """Each step takes long, so no answer is on its way when the caller leaves: tritonserver 2.51 can crash then."""
-    each = {"parameters": {"repeat": "<<<OUTPUT, INPUT>>>"}, "more": "model_transaction_policy { decoupled: true }"}
-    model = serve(lambda name, **more: models.slow(name, 1500, **more), scheduling, **each)
+    model = slow_repeat(serve, scheduling)
     one = np.ones((1, 1), np.float32)
     with begin(model.name) as sequence:
         assert [answer["OUTPUT"].item() for answer in sequence.stream(one, max_steps=3)] == [1, 2, 4]
@@ -270,6 +274,32 @@ def test_leaving_the_answers_cancels_the_request(serve, begin, deployment, sched
         eventually(lambda: deployment.failures(model).get("cancelled"), lambda count: count == 1)
         assert [answer["OUTPUT"].item() for answer in sequence.stream(one, max_steps=2)] == [5, 10]
         assert sequence.steps == sequence.info().steps == 5
+
+
+@over_grpc
+def test_a_sequence_begins_anew_if_its_first_answers_are_left(serve, begin, deployment, scheduling):
+    model = slow_repeat(serve, scheduling)
+    one = np.ones((1, 1), np.float32)
+    before = deployment.failures(model).get("cancelled", 0)
+    with begin(model.name) as sequence:
+        answers = sequence.stream(one, max_steps=1000)
+        assert next(answers)["OUTPUT"].item() == 1
+        answers.close()
+        eventually(lambda: deployment.failures(model).get("cancelled", 0) - before, lambda count: count == 1)
+        assert [answer["OUTPUT"].item() for answer in sequence.stream(one, max_steps=2)] == [1, 2]
+        assert sequence.steps == sequence.info().steps == 2
+
+
+@over_grpc
+def test_a_first_request_that_was_made_is_found_although_its_last_answer_was_not_awaited(serve_decoupled, begin):
+    model = serve_decoupled()
+    with begin(model.name) as sequence:
+        answers = sequence.stream(audio(*range(10)))
+        assert [next(answers)["TOTAL"].item() for _ in range(2)] == [10, 45]
+        # Both steps were made, so the START is.
+        answers.close()
+        assert [answer["TOTAL"].item() for answer in sequence.stream(audio(*[1] * 5))] == [50]
+        assert sequence.steps == sequence.info().steps == 3
 
 
 @over_grpc

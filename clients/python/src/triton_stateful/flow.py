@@ -163,13 +163,17 @@ class Flow:
             self.count = Count(self.count.steps, 0)
 
     def info(self) -> Doing[Info]:
+        yield from self._look_for_start()
+        return (yield from self._info())
+
+    def _info(self) -> Doing[Info]:
         model = yield from self._described()
         self._need_state_api(model, "info")
         outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
         read, count = json.loads(outputs[INFO].item()), count_of(outputs)
         is_lower = count.steps < self.steps and self.retry is not None
         if is_lower and self._unsaved.explains(count) and (yield from self._resend(1)):
-            return (yield from self.info())
+            return (yield from self._info())
         if count != self.count:
             self.count, self._is_open = count, False
         self._must_count = False
@@ -278,8 +282,22 @@ class Flow:
         """What comes before a call that waits: the sequence begins if it goes on from another state, and its steps are
         counted."""
         yield from self._begin_going_on()
+        yield from self._look_for_start()
         if self._must_count:
-            yield from self.info()
+            yield from self._info()
+
+    def _look_for_start(self) -> Doing[None]:
+        """After a START whose answers the caller did not wait for: the server says whether it has begun the sequence."""
+        if self.started or not self._must_count:
+            return
+        self.started = True
+        try:
+            _ = yield from self._info()
+        except StatefulError as error:
+            self.started = False
+            if not isinstance(error, SequenceMissing):
+                raise
+            self._must_count = self._is_open = False
 
     def _begin_going_on(self) -> Doing[None]:
         """Begins a sequence that goes on from another state, in a request of its own: the answer has its steps."""
