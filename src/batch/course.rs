@@ -164,7 +164,7 @@ impl Cut {
         kept: &[u8],
         fills_up: bool,
     ) -> Result<Self, RequestError> {
-        let missing = || InputError::Missing(input.name.clone());
+        let missing = || InputError::MissingWindows(input.name.clone());
         let sent = request.input(bound.position).ok_or_else(missing)?;
         let all = of.kept + of.brought;
         let with_zeros = all + if fills_up { of.next() - of.left } else { 0 };
@@ -213,7 +213,7 @@ fn divisions(
     is_first: bool,
 ) -> Result<Vec<Division>, InputError> {
     let division = |(number, (input, bound, window)): (usize, (&BoundInput, &RequestInput, BoundWindow))| {
-        let sent = request.input(bound.position).ok_or_else(|| InputError::Missing(input.name.clone()))?;
+        let sent = request.input(bound.position).ok_or_else(|| InputError::MissingWindows(input.name.clone()))?;
         let kept = kept.get(number).map_or(0, Vec::len) / window.element_bytes.max(1);
         let brought = bound.own_length(sent.dims(), window.axis);
         Ok(Division::new(kept, brought, window.taken(bound.context, is_first), window.length))

@@ -36,6 +36,8 @@ struct ExpectedInput {
     /// The first dimension counts rows.
     has_rows: bool,
     optional: bool,
+    /// It is cut into windows.
+    is_cut: bool,
     /// It is copied as it is, so it may as well be copied on a GPU.
     is_copied: bool,
     /// All rows of a batch have the same value of it: grouping compares the values.
@@ -69,6 +71,7 @@ impl Expected {
                 dims,
                 has_rows,
                 optional,
+                is_cut: request.window.is_some(),
                 is_copied,
                 is_shared,
                 form: request.form,
@@ -222,7 +225,8 @@ impl ExpectedInput {
     /// [`Expected::fetch`] does this for inputs on GPUs.
     fn check(&self, request: &mut Request, index: usize) -> Result<(), InputError> {
         let Some(input) = request.input(index) else {
-            return if self.optional { Ok(()) } else { Err(InputError::Missing(self.name.clone())) };
+            let error = if self.is_cut { InputError::MissingWindows } else { InputError::Missing };
+            return if self.optional { Ok(()) } else { Err(error(self.name.clone())) };
         };
         if input.data_type() != Some(self.data_type) {
             let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());

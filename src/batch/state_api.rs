@@ -33,8 +33,14 @@ const PARAMETERS: [(&str, Read); 10] = [
         Ok(())
     }),
     ("resume", |asked, _, name, value| flag(name, value).map(|resumes| asked.resume = resumes)),
-    ("sequence_left", |asked, _, name, value| number(name, value).map(|left| asked.left = Some(left))),
-    ("sequence_step", |asked, _, name, value| number(name, value).map(|step| asked.step = Some(step))),
+    ("sequence_left", |asked, _, name, value| {
+        asked.left = Some(number(name, value, "a number of elements, 0 or more, is expected")?);
+        Ok(())
+    }),
+    ("sequence_step", |asked, _, name, value| {
+        asked.step = Some(number(name, value, "a number of steps, 0 or more, is expected")?);
+        Ok(())
+    }),
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];
 
@@ -399,7 +405,7 @@ fn flag(name: &str, value: ParameterValue) -> Result<bool, StateApiError> {
     }
 }
 
-fn number(name: &str, value: ParameterValue) -> Result<u64, StateApiError> {
+fn number(name: &str, value: ParameterValue, allowed: &'static str) -> Result<u64, StateApiError> {
     let number = match value {
         ParameterValue::Int(number) => u64::try_from(number).ok(),
         ParameterValue::Text(text) if text.len() <= MOST_DIGITS => {
@@ -407,7 +413,7 @@ fn number(name: &str, value: ParameterValue) -> Result<u64, StateApiError> {
         }
         _ => None,
     };
-    number.ok_or_else(|| bad(name, value, "a number of steps, 0 or more, is expected"))
+    number.ok_or_else(|| bad(name, value, allowed))
 }
 
 fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, StateApiError> {

@@ -16,6 +16,9 @@ pub enum InputError {
     /// A request lacks an input.
     #[error("input '{0}' is missing")]
     Missing(String),
+    /// A request lacks an input that is cut into windows.
+    #[error("the request lacks input '{0}', which 'input_windows' cuts: send it with 0 elements if it brings none")]
+    MissingWindows(String),
     /// An input has another type than the model takes.
     #[error("input '{name}' is {came}, but {wanted} is expected")]
     Type { name: String, came: String, wanted: DataType },

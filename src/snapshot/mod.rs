@@ -6,10 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod read;
-#[cfg(test)]
-mod tests;
 
-pub use read::fit_runtime;
 use rows::tensor::{DataType, element_count};
 use rows::{reserve, strings};
 use serde::{Deserialize, Serialize};
@@ -145,6 +142,11 @@ impl Header {
     }
 }
 
+/// Whether ONNX Runtime can have a tensor of these dims. A huge dim overflows there even if another one is 0.
+pub fn fit_runtime(dims: &[i64]) -> bool {
+    dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
+}
+
 /// What is left over of each input that is cut.
 fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Item = (Entry, &'a [u8])> {
     let left = left.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
@@ -215,3 +217,6 @@ pub(crate) mod samples {
         [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(&checked).to_le_bytes(), &checked].concat()
     }
 }
+
+#[cfg(test)]
+mod tests;

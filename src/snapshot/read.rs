@@ -3,7 +3,7 @@
 use rows::tensor::{DataType, Dims, element_count};
 use rows::{reserve, strings};
 
-use super::{Entry, Header, MAGIC, PREFIX_BYTES, Snapshot, VERSION, left_over};
+use super::{Entry, Header, MAGIC, PREFIX_BYTES, Snapshot, VERSION, fit_runtime, left_over};
 use crate::binding::{Binding, Initial, InitialContent};
 use crate::error::SnapshotError;
 use crate::model::Extras;
@@ -117,11 +117,6 @@ fn read_left_over(entries: &[Entry], data: &mut Data<'_>, binding: &Binding) -> 
         left.push(data.take(entry)?.to_vec());
     }
     Ok(left)
-}
-
-/// Whether ONNX Runtime can have a tensor of these dims. A huge dim overflows there even if another one is 0.
-pub fn fit_runtime(dims: &[i64]) -> bool {
-    dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
 }
 
 /// The header of a snapshot, which may have `most` bytes, and the data behind it.

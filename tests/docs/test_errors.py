@@ -72,6 +72,7 @@ STATE_NOT_LISTED:
 the sequence's held inputs would have
 no room for the sequence's held inputs
 input '…' is missing
+the request lacks input '…', which 'input_windows' cuts
 input '…' is …, but
 input '…' has shape …, but
 input '…' has … bytes

@@ -283,7 +283,8 @@ def test_a_sequence_begins_anew_if_its_first_answers_are_left(serve, begin, depl
     before = deployment.failures(model).get("cancelled", 0)
     with begin(model.name) as sequence:
         answers = sequence.stream(one, max_steps=1000)
-        assert next(answers)["OUTPUT"].item() == 1
+        # tritonserver 2.51 can crash if a stream is cancelled when its first answer comes.
+        assert [next(answers)["OUTPUT"].item() for _ in range(2)] == [1, 2]
         answers.close()
         eventually(lambda: deployment.failures(model).get("cancelled", 0) - before, lambda count: count == 1)
         assert [answer["OUTPUT"].item() for answer in sequence.stream(one, max_steps=2)] == [1, 2]

@@ -72,6 +72,19 @@ def test_windows_are_proposed_where_requests_carry_a_chunk_of_fixed_length(tmp_p
     assert 'name: "WINDOW" data_type: TYPE_FP32 dims: [ -1, 96 ]' in ran.stdout, ran.stdout
 
 
+def test_one_line_proposes_the_windows_of_all_inputs(tmp_path):
+    model = models.echo_canceller("inspect_echo")
+    file = model.write(tmp_path) / "1" / model.file_name
+    ran = inspect(file)
+    assert "may be states that were not found" in ran.stderr and "<<<NEAR, CLEAN>>>" in ran.stderr, ran.stderr
+    assert "160 elements of 'NEAR' and 80 elements of 'FAR'" in ran.stderr, ran.stderr
+    assert ran.stderr.count("'NEAR=160@1 FAR=80@1'") == 1, ran.stderr
+    ran = inspect(file, "-p", "input_windows=NEAR=160@1 FAR=80@1")
+    assert ran.returncode == 0 and "cut into windows of 80 along axis 1" in ran.stderr, ran.stderr
+    # What requests bring in windows is no state.
+    assert "may be states" not in ran.stderr, ran.stderr
+
+
 def test_what_it_prints_of_a_configuration_is_one_that_shows_the_same(deployment, tmp_path):
     model = framed("inspect_again")
     folder = model.write(tmp_path)

@@ -13,7 +13,7 @@ from harness.models.windows import FAILS
 from harness.raw import PROTOCOLS, Refused, Unary
 from harness.refusals import refused
 from harness.shared_memory import SharedMemory
-from harness.state_api import DIRECT, OLDEST, OWN
+from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
 from harness.windows import Cut, WindowOracle, WindowTalk
 from support.paths import SILERO_VAD
 
@@ -169,6 +169,18 @@ def test_several_inputs_bring_as_many_windows(deployment):
     talk.ask(8, end=True)
 
 
+def test_a_request_without_an_input_learns_what_to_send(deployment):
+    model = with_state_api(scheduled(models.cut("windows_missing")))
+    deployment.serve(model)
+    [talk] = talks(deployment, model, 1)
+    talk.ask(3, start=True)
+    inputs = talk.draw(3)
+    del inputs["AUDIO"]
+    with pytest.raises(Refused, match="lacks input 'AUDIO', which 'input_windows' cuts: send it with 0 elements"):
+        talk.ask(inputs)
+    talk.ask(3, end=True)
+
+
 @every_scheduler
 def test_generated_inputs_count_steps(deployment, by):
     all_at_random(deployment, scheduled(models.cut_counted("windows_counted"), by))
@@ -193,6 +205,11 @@ def test_the_first_window_can_be_whole(deployment):
         ("axis", {"says": "AUDIO=5@2"}, ["input_windows", "axis 2"]),
         ("length", {"says": "AUDIO=4"}, ["input_windows", "AUDIO=4", "[-1, 8]", "7"]),
         ("zero", {"says": "AUDIO=0"}, ["input_windows", "1 or more"]),
+        (
+            "ends",
+            {"parameters": {"input_windows": "AUDIO=5", "input_context": "AUDIO=3", "infer_end_requests": "0"}},
+            ["infer_end_requests", "END"],
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_at_load(deployment, name, model, words):

@@ -158,7 +158,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let of_binding = binding.warnings(&config, session.signature());
     // The notes of a known model already have the line.
     let is_proposed = plan.notes.iter().any(|note| note.contains(INPUT_WINDOWS));
-    let could_be_cut = if is_proposed { Vec::new() } else { binding.could_be_cut() };
+    let could_be_cut = if is_proposed { None } else { binding.could_be_cut() };
     Ok(Inspected {
         table,
         notes: served.notes.into_iter().chain(plan.notes).chain(could_be_cut).collect(),

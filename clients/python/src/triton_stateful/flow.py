@@ -310,6 +310,8 @@ class Flow:
         tensors = model.encode(asked.inputs)
         if not asked.commit:
             self._need_state_api(model, "commit=False")
+        if asked.max_steps is not None and not model.is_repeated:
+            raise ValueError(f"model '{model.name}' has no 'repeat', so max_steps has no effect: leave it out")
         wanted = None if asked.outputs is None else tuple(asked.outputs)
 
         def build() -> Request:

@@ -247,8 +247,8 @@ impl Binding {
     }
 
     /// Says which inputs of requests could be cut into windows: those that have one length, and surely or probably count steps
-    /// of time.
-    pub fn could_be_cut(&self) -> Vec<String> {
+    /// of time. `None` if there are none.
+    pub fn could_be_cut(&self) -> Option<String> {
         let chunk = |(input, request): (&BoundInput, &RequestInput)| {
             let can_be =
                 !self.makes_steps() && !request.optional && !request.is_held && input.data_type != DataType::Bytes;
@@ -259,16 +259,19 @@ impl Binding {
                 (None, _) => return None,
             };
             let length = usize::try_from(input.dims[axis]).ok()?.checked_sub(in_front)?;
-            let line = parameter_line(INPUT_WINDOWS, &format!("{}={length}@{axis}", input.name));
             let name = &input.name;
-            (can_be && length >= LEAST_CHUNK).then(|| {
-                format!(
-                    "requests carry {length} elements of '{name}'; if these are steps of time, with {line} requests may have any \
-                     length, and the backend makes a step for each {length} elements"
-                )
-            })
+            let texts = || (format!("{length} elements of '{name}'"), format!("{name}={length}@{axis}"));
+            (can_be && length >= LEAST_CHUNK).then(texts)
         };
-        self.request_inputs().filter_map(chunk).collect()
+        let (lengths, entries): (Vec<_>, Vec<_>) = self.request_inputs().filter_map(chunk).unzip();
+        (!entries.is_empty()).then(|| {
+            format!(
+                "requests carry {}; if these are steps of time, with {} requests may have any length, and the backend makes a \
+                 step for each window of that many",
+                lengths.join(" and "),
+                parameter_line(INPUT_WINDOWS, &entries.join(" "))
+            )
+        })
     }
 
     /// Refuses windows beside a model for initial states that reads inputs: a START may bring less than a window.

@@ -16,7 +16,7 @@ use super::repeat::{BoundRepeat, bind_repeat};
 use super::requests::{bind_trims, forbid_padding, request_input, response_output};
 use super::shapes::find;
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
-use super::windows::{MostSteps, bound_steps};
+use super::windows::{MostSteps, bound_steps, check_ends};
 use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
 use crate::onnx::{Signature, TensorInfo};
 
@@ -103,6 +103,7 @@ impl Binding {
         if states.iter().any(|state| state.dims.contains(&-1)) {
             forbid_padding(&mut inputs);
         }
+        check_ends(config)?;
         let repeat = bind_repeat(config, signature, &inputs, &mut outputs, &states)?;
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);

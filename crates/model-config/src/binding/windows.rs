@@ -154,6 +154,16 @@ impl<'a> WrittenWindow<'a> {
     }
 }
 
+/// Refuses windows with an END that makes no step: it would drop the windows that it brings.
+pub fn check_ends(config: &Config) -> Result<(), BindingError> {
+    if config.windows.are_cut() && !config.infer_end_requests {
+        let why = "with 'infer_end_requests' 0, an END would drop the windows that it brings: leave that parameter out, \
+                   and send END with 0 elements if it brings none";
+        return Err(error(config, why.to_owned()));
+    }
+    Ok(())
+}
+
 /// Says that windows do not fit, and which dims would.
 fn does_not_fit(
     config: &Config,

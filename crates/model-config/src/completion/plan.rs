@@ -153,7 +153,8 @@ impl Plan {
         // An input that is listed is one that requests are to carry.
         if self.origins.inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);
-            let taken: Vec<&str> = taken.iter().copied().chain(held).collect();
+            let cut = config.windows.inputs.iter().map(|window| window.input.as_str());
+            let taken: Vec<&str> = taken.iter().copied().chain(held).chain(cut).collect();
             let taken = Taken { otherwise: &taken, ..Taken::default() };
             self.warnings.extend(doubts::may_be_state(signature, &self.pairs, taken));
         }

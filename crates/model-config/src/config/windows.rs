@@ -42,7 +42,7 @@ impl Windows {
             Some(text) => windows(text)?,
             None => Vec::new(),
         };
-        let most_steps = parameters.number(MAX_STEPS, 1..=1usize << 32, "a number of steps, 1 or more,")?;
+        let most_steps = parameters.number(MAX_STEPS, 1..=1usize << 32, "a number of steps from 1 to 4294967296")?;
         match most_steps {
             Some(steps) if inputs.is_empty() && parameters.text(REPEAT).is_none() => Err(bad(
                 MAX_STEPS,

@@ -21,4 +21,4 @@ from harness.models.stateful_backend import (
     mixed_io_int32_fp16,
     summed,
 )
-from harness.models.windows import cut, cut_counted, cut_pair
+from harness.models.windows import cut, cut_counted, cut_pair, echo_canceller

@@ -124,6 +124,35 @@ def cut_pair(name: str, **changes) -> Model:
     return dataclasses.replace(model, **changes)
 
 
+def echo_canceller(name: str, **changes) -> Model:
+    """Takes 160 elements of NEAR and 80 of FAR. CLEAN is NEAR, louder by the sum of FAR so far."""
+
+    def build():
+        return graph(
+            [
+                node("ReduceSum", "FAR AXIS", "NOW", keepdims=1),
+                node("Add", "LEVEL_IN NOW", "LEVEL_OUT"),
+                node("Add", "NEAR LEVEL_OUT", "CLEAN"),
+            ],
+            [
+                ("NEAR", "fp32", [BATCH, 160]),
+                ("FAR", "fp32", [BATCH, 80]),
+                ("LEVEL_IN", "fp32", [BATCH, 1]),
+            ],
+            [("CLEAN", "fp32", [BATCH, 160]), ("LEVEL_OUT", "fp32", [BATCH, 1])],
+            {"AXIS": np.array([1], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("NEAR", "fp32", (160,)), Tensor("FAR", "fp32", (80,))),
+        outputs=(Tensor("CLEAN", "fp32", (160,)),),
+        states=(("LEVEL_IN", "LEVEL_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
 def cut_counted(name: str, **changes) -> Model:
     """Gets AUDIO in windows of 5. NUMBER says which step of its sequence a step is, from 0, and BEFORE how many elements
     there were before it."""
