@@ -133,6 +133,7 @@ impl From<Refused> for RequestError {
             Refused::NotParked(id) => AdmissionError::NotParked(id),
             Refused::NotParkedButLive(id) => AdmissionError::Live(id),
             Refused::Parked(id) => AdmissionError::Parked(id),
+            Refused::Moved(id) => return StoredError::Moved(id).into(),
             Refused::CloneOfItself(id) => {
                 let why = format!("'clone_of' names sequence {id}, which the request starts");
                 return StateApiError::Conflict(why).into();

@@ -1,5 +1,6 @@
 //! What an instance does for sequences that are kept in a store: takes them in, and gives their bytes.
 
+use sequences::pool::SlotId;
 use sequences::{Admission, Key};
 
 use super::Instance;
@@ -8,11 +9,12 @@ use crate::model::Lease;
 use crate::snapshot::Snapshot;
 
 impl Instance {
-    /// Begins a sequence with a state that a store had. Its lane has no other.
-    pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<(), RequestError> {
+    /// Begins a sequence with a state that a store had. Its lane has no other. Returns how many steps it has made.
+    pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<u64, RequestError> {
         let decoded = Snapshot::decode(bytes, &self.model.binding);
         let Snapshot { state, mut extras } =
             decoded.map_err(|source| StoredError::Damaged { id: key.id.clone(), source })?;
+        let steps = extras.steps;
         self.charge_held(&mut extras.held)?;
         let admission = Admission { key: key.clone(), start: true, end: false };
         let leases = self.sequences.admit(self.number, &[admission], |slot| self.store.drop(slot));
@@ -24,13 +26,28 @@ impl Instance {
             drop(before);
             lease.advance();
         }
-        Ok(())
+        Ok(steps)
     }
 
     /// The sequence of a lease as bytes; `None` if it is over.
     pub fn saveable(&mut self, lease: &Lease) -> Result<Option<Vec<u8>>, RequestError> {
-        let Some(state) = self.store.read(lease.slot())? else { return Ok(None) };
-        let Some(extras) = self.sequences.extras(lease.slot()) else { return Ok(None) };
+        self.bytes_of(lease.slot())
+    }
+
+    /// The same, of the sequence in a lane that has no request running.
+    pub fn saveable_in(&mut self, lane: u32) -> Result<Option<Vec<u8>>, RequestError> {
+        let Some(slot) = self.sequences.slot_in_lane(self.number, lane) else { return Ok(None) };
+        self.bytes_of(slot)
+    }
+
+    /// Whether it has the sequence in a lane.
+    pub fn has(&self, lane: u32) -> bool {
+        self.sequences.slot_in_lane(self.number, lane).is_some()
+    }
+
+    fn bytes_of(&mut self, slot: SlotId) -> Result<Option<Vec<u8>>, RequestError> {
+        let Some(state) = self.store.read(slot)? else { return Ok(None) };
+        let Some(extras) = self.sequences.extras(slot) else { return Ok(None) };
         Ok(Some(Snapshot { state, extras }.encode(&self.model.binding)?))
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use state_store::{Keeper, Settings, StoreError};
+use state_store::{Keeper, Settings, StoreError, Token};
 
 use crate::binding::Binding;
-use crate::config::Config;
+use crate::config::{Config, Durability};
 use crate::error::LoadError;
 
 /// How long a store on the network may take to answer.
@@ -15,17 +15,20 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Keeper>, LoadError> {
     let Some(of) = &config.state_store else { return Ok(None) };
     let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
-    let settings = Settings { ttl: of.ttl, timeout: TIMEOUT };
+    let saves_later = of.durability != Durability::Step;
+    let server = saves_later.then(Token::random).transpose().map_err(unusable)?;
+    let settings = Settings { ttl: of.ttl, timeout: TIMEOUT, server };
     let store = state_store::open(&of.location, settings).map_err(unusable)?;
     // A server with another version of the model, or with other states, has other records.
     let space = format!("stateful:{}:{version}:{:08x}", config.model, states_hash(binding));
     let keeper = Keeper::new(store, &space, settings);
-    match keeper.claim(&[b"load"]) {
+    match keeper.claim(&[(b"load", false)]) {
         Ok(_) => {}
         Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) => log::warn!(
-            "{}: parameter 'state_store' ({}): {why}; until it answers, requests are refused",
+            "{}: parameter 'state_store' ({}): {why}; until it answers, {}",
             config.model,
-            of.location
+            of.location,
+            if saves_later { "nothing is saved" } else { "requests are refused" }
         ),
         Err(source) => return Err(unusable(source)),
     }

@@ -11,7 +11,7 @@ use gpu_rows::{Device, DeviceError, QueueReport};
 use parking_lot::Mutex;
 use rows::tensor::Gap;
 use sequences::pool::{SlotId, SlotLimits};
-use sequences::scheduler::Over;
+use sequences::scheduler::{Over, OverBy};
 use sequences::{Key, Policy, SequenceId, Sequences};
 
 use super::metrics::{SequenceMetrics, Snapshot};
@@ -160,7 +160,7 @@ impl LiveSequences {
     /// Ends sequences of an instance that have no request. `drop_state`: see [`LiveSequences::tick`].
     pub fn end_lanes(&self, instance: u32, over: &[Over], drop_state: impl FnMut(SlotId)) {
         let over = self.work(|table| {
-            over.iter().for_each(|of| table.end_lane(instance, of.lane, of.expired));
+            over.iter().for_each(|of| table.end_lane(instance, of.lane, of.why == OverBy::Idle));
             table.take_over(instance)
         });
         self.end(&over, drop_state);
@@ -345,6 +345,7 @@ impl LiveSequences {
             to_host_bytes: self.queues.to_host.load(Ordering::Relaxed),
             counts: table.counts(),
             queue: *self.metrics.queue.lock(),
+            saves: self.metrics.saves.now(),
             device_failed: self.device_failure().is_some(),
             failed: self.metrics.failed.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }

@@ -34,6 +34,7 @@ pub struct Snapshot {
     /// Sequences that started, ended, expired or were rejected so far.
     pub counts: Counts,
     pub queue: QueueNumbers,
+    pub saves: Saves,
     /// Whether a call to the device has failed, so that requests get errors.
     pub device_failed: bool,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
@@ -49,12 +50,48 @@ pub struct QueueNumbers {
     pub waiting: usize,
     /// Requests that wait, these STARTs among them.
     pub requests: usize,
+    /// The age of the oldest step that is not in the store; 0 if there is none.
+    pub oldest_unsaved_ms: u64,
+}
+
+/// What a store has done so far for steps that are saved after their answers.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Saves {
+    /// States that were saved.
+    pub states: u64,
+    /// Attempts that failed.
+    pub errors: u64,
+    /// Sequences that are not saved: they began while the store did not answer, and it has another one of their id, or their
+    /// states found no room.
+    pub lost: u64,
+}
+
+/// Counts [`Saves`].
+#[derive(Default)]
+pub struct SaveMetrics(Mutex<Saves>);
+
+impl SaveMetrics {
+    pub fn count_saves(&self, states: u64) {
+        self.0.lock().states += states;
+    }
+
+    pub fn count_store_error(&self) {
+        self.0.lock().errors += 1;
+    }
+
+    pub fn count_not_saved(&self) {
+        self.0.lock().lost += 1;
+    }
+
+    pub(super) fn now(&self) -> Saves {
+        *self.0.lock()
+    }
 }
 
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 11] = [
+const GAUGES: [(&str, &str, Reading); 12] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.queue.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.queue.waiting as f64),
@@ -69,6 +106,10 @@ const GAUGES: [(&str, &str, Reading); 11] = [
     ("stateful_growing_state_bytes", "Bytes of growing states, states of strings and held inputs", |now| {
         now.varying_bytes as f64
     }),
+    ("stateful_oldest_unsaved_step_seconds", "Age of the oldest step that is not in the store", |now| {
+        // In sixty-fourths of a second, which a gauge adds and takes away without rounding.
+        (now.queue.oldest_unsaved_ms as f64 * 0.064).ceil() / 64.0
+    }),
     (
         "stateful_gpu_failed",
         "1 if a call to the GPU failed, so that requests get errors until the model is loaded again or the server restarts",
@@ -76,7 +117,7 @@ const GAUGES: [(&str, &str, Reading); 11] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str, Reading); 7] = [
+const COUNTERS: [(&str, &str, Reading); 10] = [
     ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
     ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
     ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
@@ -89,6 +130,9 @@ const COUNTERS: [(&str, &str, Reading); 7] = [
         "Bytes that went to a GPU: inputs, initial states, lists of moves",
         |now| now.to_device_bytes as f64,
     ),
+    ("stateful_states_saved_total", "States that were saved after their answers", |now| now.saves.states as f64),
+    ("stateful_store_errors_total", "Attempts to save states that failed", |now| now.saves.errors as f64),
+    ("stateful_sequences_not_saved_total", "Sequences that the store cannot take", |now| now.saves.lost as f64),
     ("stateful_device_to_host_bytes_total", "Bytes of outputs that came from a GPU", |now| now.to_host_bytes as f64),
 ];
 
@@ -242,6 +286,7 @@ pub struct SequenceMetrics {
     pub(super) failed: [AtomicU64; Reason::LABELS.len()],
     /// What the scheduler of the backend last said of its sequences.
     pub(super) queue: Mutex<QueueNumbers>,
+    pub saves: SaveMetrics,
 }
 
 impl SequenceMetrics {
@@ -255,8 +300,8 @@ impl SequenceMetrics {
             let made = Metrics::new(families, &labels);
             made.inspect_err(|error| log::warn!("no sequence metrics for {model}: {error}")).ok()
         });
-        let (copied_bytes, failed, queue) = Default::default();
-        Self { metrics, shown: Mutex::default(), copied_bytes, failed, queue }
+        let (copied_bytes, failed, queue, saves) = Default::default();
+        Self { metrics, shown: Mutex::default(), copied_bytes, failed, queue, saves }
     }
 
     /// Writes the snapshot that `read` returns, and the lives of the sequences that are over.
@@ -292,9 +337,17 @@ impl SequenceMetrics {
     }
 
     /// Notes what is in the queues of the backend's scheduler. Returns whether it has changed, so that the metrics have to be
-    /// published.
-    pub fn note_queue(&self, now: QueueNumbers) -> bool {
-        std::mem::replace(&mut *self.queue.lock(), now) != now
+    /// published. `now` is called under a lock, so that [`SequenceMetrics::note_unsaved`] is not overlooked.
+    pub fn note_queue(&self, now: impl FnOnce() -> QueueNumbers) -> bool {
+        let mut queue = self.queue.lock();
+        let now = now();
+        std::mem::replace(&mut *queue, now) != now
+    }
+
+    /// Notes that there is a step which is not in the store.
+    pub fn note_unsaved(&self) {
+        let mut queue = self.queue.lock();
+        queue.oldest_unsaved_ms = queue.oldest_unsaved_ms.max(1);
     }
 
     /// Observes a run.

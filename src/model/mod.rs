@@ -20,7 +20,7 @@ use std::time::Duration;
 pub use initial::{InitialStep, LoadedInitialModel};
 pub use lease::{Answered, Lease, Settled, StateMemory};
 pub use live::{Extras, Grown, LiveSequences, VaryingSize};
-pub use metrics::{QueueNumbers, Ran};
+pub use metrics::{QueueNumbers, Ran, SaveMetrics};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use prepared::OnnxModel;
 pub use prepared::{Prepared, served};

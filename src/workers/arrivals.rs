@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use sequences::SequenceId;
-use sequences::scheduler::{Control, Origin, Scheduler};
+use sequences::scheduler::{Control, Origin, Refused, Scheduler};
 use smallvec::{SmallVec, smallvec};
 
 use crate::batch::control::ControlReader;
 use crate::batch::decode::Expected;
 use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
-use crate::error::{InputError, LoadError, RequestError};
+use crate::error::{InputError, LoadError, RequestError, StoredError};
 use crate::model::Model;
 use crate::panic;
 use crate::triton::Request;
@@ -32,6 +32,19 @@ pub(super) struct Read {
 
 /// Why a row does not run; `None` if the reason is another row of its request.
 pub(super) type Unfit = Option<Box<RequestError>>;
+
+/// A queued request that cannot run.
+pub(super) fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
+    (queued.row.request, Some(Box::new(why.into())))
+}
+
+/// The same, of a sequence that may be in the store, although its state here is gone.
+pub(super) fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
+    match why {
+        Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
+        why => unfit((queued, why)),
+    }
+}
 
 /// Makes all rows of a request unfit if one of them cannot be queued.
 pub(super) fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Box<Queued>>) -> SmallVec<[Read; 1]> {

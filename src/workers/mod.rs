@@ -19,6 +19,7 @@
 
 mod arrivals;
 mod clock;
+mod elsewhere;
 mod payloads;
 mod releases;
 mod stored;
@@ -29,22 +30,22 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sequences::scheduler::{Begins, Over, Ready, Refused, Scheduler, Work};
-use sequences::{Finished, Key, SequenceId};
+use sequences::scheduler::{Begins, Over, OverBy, Ready, Refused, Scheduler, Work};
+use sequences::{Finished, Key};
 
 use crate::batch::Row;
 use crate::config::{OwnScheduling, Strategy};
-use crate::error::{AdmissionError, LoadError, StoredError};
+use crate::error::{AdmissionError, LoadError};
 use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
-use arrivals::{Queued, Read, Reader, Unfit, all_or_none};
+use arrivals::{Queued, Read, Reader, Unfit, all_or_none, moved, unfit};
 use clock::{Alarm, Clock};
 use payloads::Payloads;
 use releases::{LOOK_EVERY, Releases};
-use stored::{Found, Lookups, Queue, Stored};
+use stored::{Queue, StoreThreads, Stored};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
@@ -78,7 +79,7 @@ impl Scheduled {
 pub struct Workers {
     shared: Arc<Shared>,
     _clock: Clock,
-    _lookups: Option<Lookups>,
+    _of_store: StoreThreads,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
     reader: Reader,
@@ -119,28 +120,31 @@ impl Workers {
         }
         let scheduler = Mutex::new(Scheduler::new(rules, own.workers, Instant::now()));
         let site = model.only_site()?;
+        let alarm = Arc::<Alarm>::default();
+        let stored =
+            model.keeper.clone().zip(model.config.state_store.as_ref()).map(|(keeper, of)| {
+                Stored::new(keeper, of.durability, own.workers, alarm.clone(), site.sequences.clone())
+            });
         let shared = Arc::new(Shared {
             triton,
             sequences: site.sequences.clone(),
             scheduler,
             wake: (0..own.workers).map(|_| Condvar::new()).collect(),
             stop: AtomicBool::new(false),
-            alarm: Arc::default(),
+            alarm,
             releases: Releases::default(),
-            stored: model.keeper.clone().map(Stored::new),
+            stored,
             lookups: Arc::default(),
             most_rows: model.config.max_rows_per_run,
         });
         shared.watch_clock_for(&mut shared.scheduler.lock(), Instant::now());
         let watches = shared.clone();
         let clock = Clock::start(&shared.alarm, move || watches.do_what_is_due())?;
-        let finds = shared.clone();
-        let start = |_: &Stored| Lookups::start(&shared.lookups, move |lookups| finds.find(&lookups));
-        let lookups = shared.stored.as_ref().map(start).transpose()?;
+        let of_store = shared.start_store_threads()?;
         let mut workers = Self {
             shared,
             _clock: clock,
-            _lookups: lookups,
+            _of_store: of_store,
             workers: Vec::new(),
             threads: Vec::new(),
             reader: Reader::new(model)?,
@@ -196,7 +200,7 @@ impl Workers {
         self.shared.refuse(refused);
         let runs_here = match self.workers.as_slice() {
             // Core's thread waits for no store.
-            _ if self.shared.stored.is_some() => None,
+            _ if self.shared.stored.as_ref().is_some_and(|stored| stored.later().is_none()) => None,
             // The worker has nothing else to run, and core has nothing else to hand over.
             [worker] if is_alone && queue_was_empty && !wake.is_empty() => Some((worker, worker.instance.lock())),
             workers => copies_only.and_then(|worker| Some((&workers[worker], workers[worker].instance.try_lock()?))),
@@ -232,6 +236,11 @@ impl Drop for Workers {
                 log::error!("a thread of a model that this backend schedules has panicked");
             }
         }
+        if let Some((stored, later)) = self.shared.stored.as_ref().and_then(|of| Some((of, of.later()?))) {
+            for worker in &self.workers {
+                panic::catch_and_log(|| stored.leave_all(later, &mut worker.instance.lock()));
+            }
+        }
         // Dropping the responders sends the answers that are left.
         self.workers.clear();
         self.shared.releases.release_all();
@@ -242,7 +251,7 @@ impl Shared {
     /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences to look for. Must be
     /// called after each change of the scheduler.
     fn watch_clock_for(&self, scheduler: &mut Scheduler<Box<Queued>>, now: Instant) {
-        self.lookups.add(scheduler.take_lookups());
+        self.hand_over_lookups(scheduler);
         let show = now + SHOW_EVERY;
         self.alarm.by(scheduler.next_scan().map_or(show, |scan| scan.min(show)));
     }
@@ -287,7 +296,7 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if scheduler.has_work(number) {
+            if scheduler.has_work(number) || self.has_snapshots(number, Instant::now()) {
                 return true;
             }
             self.wake[number].wait(&mut scheduler);
@@ -300,13 +309,17 @@ impl Shared {
         let mut scheduler = self.scheduler.lock();
         if scheduler.next_scan().is_some_and(|scan| scan <= now) {
             refused = scheduler.scan(now, &mut wake);
-            self.lookups.add(scheduler.take_lookups());
+            self.hand_over_lookups(&mut scheduler);
         }
+        wake.extend((0..self.wake.len()).filter(|&worker| self.has_snapshots(worker, now)));
         let (parked, waiting, requests) = (scheduler.parked(), scheduler.waiting(), scheduler.queued());
         scheduler.next_scan().into_iter().for_each(|scan| self.alarm.by(scan));
         drop(scheduler);
         self.wake(&mut wake);
-        if self.sequences.metrics.note_queue(QueueNumbers { parked, waiting, requests }) {
+        if self.sequences.metrics.note_queue(|| {
+            let oldest_unsaved_ms = self.note_due(now);
+            QueueNumbers { parked, waiting, requests, oldest_unsaved_ms }
+        }) {
             self.sequences.publish();
         }
         self.refuse_queued(refused);
@@ -323,21 +336,32 @@ impl Shared {
         let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
+            self.stored.iter().for_each(|stored| _ = panic::catch_and_log(|| stored.leave(instance, &over)));
             panic::catch_and_log(|| instance.end(&over));
-            self.stored.iter().for_each(|stored| stored.end(&over));
         }
-        if lanes.is_empty() {
-            return;
+        if !lanes.is_empty() {
+            self.run_batch(worker, instance, lanes, ready, goes_on);
         }
+        self.stored.iter().for_each(|stored| _ = panic::catch_and_log(|| stored.save_due(worker.number, instance)));
+    }
+
+    fn run_batch(
+        &self,
+        worker: &Worker,
+        instance: &mut Instance,
+        lanes: Vec<u32>,
+        ready: Vec<Ready<Box<Queued>>>,
+        goes_on: bool,
+    ) {
         let Batch { mut finished, left, settled } =
-            panic::catch_and_log(|| run(instance, ready, self.stored.as_ref())).unwrap_or_default();
+            panic::catch_and_log(|| run(instance, worker.number, ready, self.stored.as_ref())).unwrap_or_default();
         if finished.len() + left.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
             let seen: Vec<u32> = finished.iter().map(|of| of.lane).chain(left.iter().map(|of| of.0)).collect();
             let dropped = lanes.iter().filter(|lane| !seen.contains(lane));
-            let dropped: Vec<_> = dropped.map(|&lane| Over { lane, expired: false }).collect();
+            let dropped: Vec<_> = dropped.map(|&lane| Over { lane, why: OverBy::Replaced }).collect();
             panic::catch_and_log(|| instance.end(&dropped));
-            self.stored.iter().for_each(|stored| stored.forget(dropped.iter().map(|over| over.lane)));
+            self.stored.iter().for_each(|stored| stored.lose(dropped.iter().map(|over| over.lane)));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
         panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
@@ -357,36 +381,6 @@ impl Shared {
         }
     }
 
-    /// Looks for sequences in the store. Their requests run, or are refused.
-    fn find(&self, lookups: &[(u32, SequenceId)]) {
-        let Some(stored) = &self.stored else { return };
-        let mut found = panic::catch_and_log(|| stored.find(lookups)).unwrap_or_default().into_iter();
-        let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
-        let mut scheduler = self.scheduler.lock();
-        for (lane, _) in lookups {
-            match found.next().unwrap_or_else(Found::failed) {
-                Found::Taken => {
-                    let requests = scheduler.found(*lane, now, &mut wake);
-                    if !requests.is_empty() {
-                        stored.forget([*lane]);
-                    }
-                    refused.extend(requests.into_iter().map(unfit));
-                }
-                Found::Missing => refused.extend(scheduler.not_found(*lane, now, &mut wake).into_iter().map(unfit)),
-                Found::No(error) => {
-                    let mut requests = scheduler.not_found(*lane, now, &mut wake).into_iter();
-                    // The first gets the reason. The store may have the sequence, so no other is told that it is missing.
-                    refused.extend(requests.next().map(|(first, _)| (first.row.request, Some(Box::new(error)))));
-                    refused.extend(requests.map(moved));
-                }
-            }
-        }
-        self.watch_clock_for(&mut scheduler, now);
-        drop(scheduler);
-        self.wake(&mut wake);
-        self.refuse(refused);
-    }
-
     /// Sends the answers of a batch, and releases its requests.
     fn answer(&self, Settled { answers, requests, leavings, .. }: Settled) {
         drop(answers);
@@ -398,19 +392,6 @@ impl Shared {
         if self.releases.release(requests) {
             self.alarm.by(Instant::now() + LOOK_EVERY);
         }
-    }
-}
-
-/// A queued request that cannot run.
-fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
-    (queued.row.request, Some(Box::new(why.into())))
-}
-
-/// The same, of a sequence that may be in the store, although its state here is gone.
-fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
-    match why {
-        Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
-        why => unfit((queued, why)),
     }
 }
 
@@ -426,7 +407,7 @@ struct Batch {
 }
 
 /// Runs a batch.
-fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
+fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
     let members = stored.map(|stored| stored.members(&ready)).unwrap_or_default();
     let (now, number) = (Instant::now(), instance.number());
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
@@ -447,9 +428,9 @@ fn run(instance: &mut Instance, ready: Vec<Ready<Box<Queued>>>, stored: Option<&
         row
     };
     let mut rows: Vec<_> = ready.into_iter().map(row).collect();
-    stored.iter().for_each(|stored| stored.prepare(instance, &mut rows));
+    stored.iter().for_each(|stored| stored.prepare(worker, instance, &mut rows));
     let (mut answered, left) = instance.execute_rows(rows);
-    stored.iter().for_each(|stored| stored.save(instance, &mut answered, &left, &members));
+    stored.iter().for_each(|stored| stored.save(worker, instance, &mut answered, &left, &members));
     let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
     Batch {
         finished: answered.iter().filter_map(|of| of.finished).collect(),

@@ -20,12 +20,29 @@ pub struct Hold {
     token: Token,
     /// The store said so to a request that was sent after this.
     confirmed: Instant,
+    /// The store may not have a record of it yet.
+    is_new: bool,
 }
 
 impl Hold {
     /// Whether both are of one id, at different times.
     pub fn is_of_same_id(&self, other: &Self) -> bool {
         self.key == other.key
+    }
+
+    /// Whether both are of one sequence.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.token == other.token
+    }
+
+    /// Whether the store may not have a record of it yet.
+    pub const fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Identifies the sequence. No other one has it, even if it has the same id.
+    pub const fn token(&self) -> Token {
+        self.token
     }
 }
 
@@ -40,6 +57,8 @@ pub enum Claimed {
     Absent,
     /// It has begun on another server, which has not saved a state of it.
     Unsaved,
+    /// Its owner was asked to release it. To be claimed again soon.
+    Asked,
 }
 
 /// What a request has done to its sequence.
@@ -47,8 +66,13 @@ pub enum Claimed {
 pub enum Change<'a> {
     /// It started the sequence with this id, which now has this state; empty if it is still at work.
     Start(&'a [u8], &'a [u8]),
-    /// The sequence has this state.
+    /// It starts this sequence ([`Keeper::hold`]), which has no state yet. With `true`, the owner of an older sequence with its
+    /// id is asked to release that first, if it lives.
+    Begin(&'a Hold, bool),
+    /// The sequence has this state. If it is not in the store yet, makes a record, unless there is one.
     Step(&'a Hold, &'a [u8]),
+    /// The sequence leaves this server, with this state if the store doesn't have it.
+    Release(&'a Hold, Option<&'a [u8]>),
     /// The sequence has ended.
     End(&'a Hold),
     /// It should have started a sequence with this id and failed, or has also ended it. So an older sequence with the id is
@@ -61,6 +85,8 @@ pub enum Change<'a> {
 pub enum Saved {
     /// It is in the store. The sequence belongs to this server, unless it has ended.
     Done(Hold),
+    /// The owner of an older sequence was asked to release that. To be tried again soon.
+    Asked,
     /// Another server has taken the sequence. Nothing was saved.
     Moved,
     /// The sequence has ended, on another server.
@@ -73,8 +99,11 @@ impl<'a> Change<'a> {
     const fn operation(&self, hold: &Hold) -> Op<'a> {
         let token = hold.token;
         match *self {
-            Self::Start(_, blob) => Op::Start { token, blob },
+            Self::Start(_, blob) => Op::Start { token, blob, asks: false },
+            Self::Begin(_, asks) => Op::Start { token, blob: b"", asks },
+            Self::Step(_, blob) | Self::Release(_, Some(blob)) if hold.is_new => Op::Restore { token, blob },
             Self::Step(_, blob) => Op::Save { token, blob },
+            Self::Release(_, blob) => Op::Release { token, blob },
             Self::End(_) => Op::End { token },
             Self::Erase(_) => Op::Erase,
         }
@@ -93,18 +122,24 @@ impl Keeper {
         self.store.is_shared()
     }
 
-    /// Takes sequences, whichever server owns them.
-    pub fn claim(&self, ids: &[&[u8]]) -> Result<Vec<Claimed>, StoreError> {
-        let confirmed = Instant::now();
-        let holds = ids.iter().map(|id| Ok(Hold { key: self.key(id), token: Token::random()?, confirmed }));
-        let holds: Vec<_> = holds.collect::<Result<_, StoreError>>()?;
-        let replies =
-            self.apply(holds.iter().map(|hold| (hold.key.as_slice(), Op::Resume { token: hold.token })).collect())?;
+    /// A sequence that begins here. The store doesn't have it before [`Change::Begin`] or [`Change::Step`].
+    pub fn hold(&self, id: &[u8]) -> Result<Hold, StoreError> {
+        Ok(Hold { key: self.key(id), token: Token::random()?, confirmed: Instant::now(), is_new: true })
+    }
+
+    /// Takes sequences, whichever server owns them. Of those with `true`, an owner that lives is asked first.
+    pub fn claim(&self, ids: &[(&[u8], bool)]) -> Result<Vec<Claimed>, StoreError> {
+        let hold = |(id, _): &(&[u8], bool)| Ok(Hold { is_new: false, ..self.hold(id)? });
+        let holds: Vec<_> = ids.iter().map(hold).collect::<Result<_, StoreError>>()?;
+        let resume = |(hold, &(_, asks)): (&Hold, &(&[u8], bool))| Op::Resume { token: hold.token, asks };
+        let operations = holds.iter().zip(ids).map(|(hold, of)| (hold.key.as_slice(), resume((hold, of))));
+        let replies = self.apply(operations.collect())?;
         let claimed = |(hold, reply)| match reply {
             Reply::Taken(blob) => Ok(Claimed::Taken(hold, blob)),
             Reply::Ended => Ok(Claimed::Ended),
             Reply::Absent => Ok(Claimed::Absent),
             Reply::Unsaved => Ok(Claimed::Unsaved),
+            Reply::Asked => Ok(Claimed::Asked),
             Reply::Done | Reply::Moved => Err(unexpected()),
         };
         holds.into_iter().zip(replies).map(claimed).collect()
@@ -120,7 +155,7 @@ impl Keeper {
         let is_ours = |(hold, reply): (&&Hold, Reply)| match reply {
             Reply::Done => true,
             Reply::Absent => self.can_restore(hold),
-            Reply::Moved | Reply::Ended | Reply::Taken(_) | Reply::Unsaved => false,
+            Reply::Moved | Reply::Ended | Reply::Taken(_) | Reply::Unsaved | Reply::Asked => false,
         };
         Ok(holds.iter().zip(replies).map(is_ours).collect())
     }
@@ -129,10 +164,10 @@ impl Keeper {
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
         let confirmed = Instant::now();
         let hold = |change: &Change<'_>| match change {
-            Change::Start(id, _) | Change::Erase(id) => {
-                Ok(Hold { key: self.key(id), token: Token::random()?, confirmed })
+            Change::Start(id, _) | Change::Erase(id) => self.hold(id),
+            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold) => {
+                Ok((*hold).clone())
             }
-            Change::Step(hold, _) | Change::End(hold) => Ok((*hold).clone()),
         };
         let mut holds: Vec<_> = changes.iter().map(hold).collect::<Result<_, StoreError>>()?;
         let operations = holds.iter().zip(changes).map(|(hold, change)| (hold.key.as_slice(), change.operation(hold)));
@@ -140,7 +175,7 @@ impl Keeper {
         let mut replies = self.apply(operations)?;
         self.restore_lost(changes, &holds, &mut replies)?;
         for hold in &mut holds {
-            hold.confirmed = confirmed;
+            (hold.confirmed, hold.is_new) = (confirmed, false);
         }
         let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
             (Reply::Done, _) => Ok(Saved::Done(hold)),
@@ -149,6 +184,7 @@ impl Keeper {
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
+            (Reply::Asked, _) => Ok(Saved::Asked),
             (Reply::Taken(_) | Reply::Unsaved, _) => Err(unexpected()),
         };
         holds.into_iter().zip(changes).zip(replies).map(saved).collect()
@@ -158,7 +194,7 @@ impl Keeper {
     fn restore_lost(&self, changes: &[Change<'_>], holds: &[Hold], replies: &mut [Reply]) -> Result<(), StoreError> {
         let mut lost = Vec::new();
         for (at, (change, hold)) in changes.iter().zip(holds).enumerate() {
-            if let Change::Step(_, blob) = *change
+            if let Change::Step(_, blob) | Change::Release(_, Some(blob)) = *change
                 && replies[at] == Reply::Absent
                 && self.can_restore(hold)
             {
@@ -173,6 +209,15 @@ impl Keeper {
             replies[at] = reply;
         }
         Ok(())
+    }
+
+    /// Hears what other servers ask this one for, and calls `hear` with the id of each sequence, and with `None` now and then.
+    /// Returns when that returns false, or at once if there are no other servers.
+    pub fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
+        self.store.listen(&mut |key| match key {
+            Some(key) => key.strip_prefix(self.space.as_slice()).is_none_or(|id| hear(Some(id))),
+            None => hear(None),
+        })
     }
 
     /// Whether an absent record can only be one that the store has lost. After `confirmed`, an END of another server would

@@ -3,7 +3,8 @@
 //! A record belongs to one sequence. It contains a random *token* and the bytes of a state (the *blob*). The server that knows
 //! the token owns the sequence: each save names the token, and the store refuses the save if the record has another one by
 //! then. To take a sequence, a server gives its record a new token, in one atomic operation ([`Op::Resume`]). So there is one
-//! writer, even if the old owner doesn't know that it has lost the sequence, and no clock is needed. An END leaves a record
+//! writer, even if the old owner doesn't know that it has lost the sequence, and no clock is needed. A server that saves late
+//! leaves its name in its records, so that others ask it for the newest state before they take a sequence. An END leaves a record
 //! without a blob, which distinguishes a late save of an old owner from a record that the store has lost.
 //!
 //! | module | what it is | uses |

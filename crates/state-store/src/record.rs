@@ -65,11 +65,22 @@ pub enum Op<'a> {
         token: Token,
         /// The state after the START.
         blob: &'a [u8],
+        /// If the owner of an older sequence of the id lives, asks it to release that, and changes nothing.
+        asks: bool,
     },
     /// Takes the sequence from its owner, if it has a state.
     Resume {
         /// The new owner's.
         token: Token,
+        /// If the owner lives and may have a newer state, asks it to release the sequence, and takes nothing.
+        asks: bool,
+    },
+    /// Lets any server take the sequence without asking this one, if the token is that of the record.
+    Release {
+        /// The owner's.
+        token: Token,
+        /// The newest state, if the record doesn't have it.
+        blob: Option<&'a [u8]>,
     },
     /// Asks whether a token is still that of the record.
     Check {
@@ -106,6 +117,8 @@ pub enum Reply {
     Done,
     /// For [`Op::Resume`]: the sequence is the caller's, with this state.
     Taken(Vec<u8>),
+    /// For [`Op::Resume`] and [`Op::Start`]: the owner was asked to release the sequence. Nothing has changed.
+    Asked,
     /// For [`Op::Resume`]: it has begun, and no state was saved. Nothing has changed.
     Unsaved,
     /// The record has another token, so another server has the sequence.
@@ -125,23 +138,28 @@ impl Op<'_> {
     {
         let keep = Effect::Keep;
         match (*self, record) {
-            (Op::Start { token, blob }, _) => (Effect::Write(token, blob), Reply::Done),
+            (Op::Start { token, blob, .. }, _) => (Effect::Write(token, blob), Reply::Done),
             (Op::Erase, _) => (Effect::End, Reply::Done),
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
             (_, Some(Record::Ended)) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
-            (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
+            (Op::Resume { token, .. }, Some(Record::Live { blob, .. })) => {
                 (Effect::Give(token), Reply::Taken(blob.as_ref().to_vec()))
             }
             (
-                Op::Check { token } | Op::Save { token, .. } | Op::Restore { token, .. } | Op::End { token },
+                Op::Check { token }
+                | Op::Save { token, .. }
+                | Op::Restore { token, .. }
+                | Op::Release { token, .. }
+                | Op::End { token },
                 Some(Record::Live { token: of_record, .. }),
             ) if token != *of_record => (keep, Reply::Moved),
-            (Op::Check { .. }, Some(_)) => (keep, Reply::Done),
-            (Op::Save { token, blob } | Op::Restore { token, blob }, Some(_)) => {
-                (Effect::Write(token, blob), Reply::Done)
-            }
+            (Op::Check { .. } | Op::Release { blob: None, .. }, Some(_)) => (keep, Reply::Done),
+            (
+                Op::Save { token, blob } | Op::Restore { token, blob } | Op::Release { token, blob: Some(blob) },
+                Some(_),
+            ) => (Effect::Write(token, blob), Reply::Done),
             (Op::End { .. }, Some(_)) => (Effect::End, Reply::Done),
         }
     }
@@ -181,6 +199,9 @@ pub struct Settings {
     pub ttl: Duration,
     /// The longest time to wait for a store on the network.
     pub timeout: Duration,
+    /// The name under which other servers ask this one for sequences ([`Op::Resume`]). `None` if the records of its sequences
+    /// always have the newest states.
+    pub server: Option<Token>,
 }
 
 /// Why a store did not do something.
@@ -218,6 +239,12 @@ pub trait Store: Send + Sync {
 
     /// Whether other servers can take a sequence while this one runs.
     fn is_shared(&self) -> bool;
+
+    /// Hears what other servers ask [`Settings::server`] for, and calls `hear` with the key of each record, and with `None` now
+    /// and then. Returns when that returns false, or at once if there are no other servers.
+    fn listen(&self, _hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -15,18 +15,31 @@ use redis::{
 };
 
 use crate::location::{Address, RedisLocation};
-use crate::record::{Op, Reply, Settings, Store, StoreError};
+use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
 
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;
 /// Time between two attempts to connect, so that a store that is down does not make each request wait.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob.
+/// Connections, so that one operation that waits holds up no others.
+const LINKS: usize = 4;
+/// How long [`Store::listen`] waits for a message.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Waits or messages after which its connection is tested.
+const PAUSES_UNTIL_TEST: u32 = 10;
+
+// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag.
+// A server whose process has ended no longer hears its channel.
 const START: &str = "local t = redis.call('HGET', KEYS[1], 't')
+local o = redis.call('HGET', KEYS[1], 'o')
+if ARGV[5] == '1' and t and t ~= '' and o and o ~= '' and o ~= ARGV[4]
+  and redis.call('PUBLISH', 'stateful:' .. o, KEYS[1]) > 0 then
+  return 'asked'
+end
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
 redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const RESUME: &str = "local t = redis.call('HGET', KEYS[1], 't')
@@ -34,9 +47,13 @@ if not t then return 'absent' end
 if t == '' then return 'ended' end
 local from, to = KEYS[2] .. t, KEYS[2] .. ARGV[1]
 if redis.call('EXISTS', from) == 0 then return 'absent' end
+local o = redis.call('HGET', KEYS[1], 'o')
+if ARGV[5] == '1' and o and o ~= '' and o ~= ARGV[4] and redis.call('PUBLISH', 'stateful:' .. o, KEYS[1]) > 0 then
+  return 'asked'
+end
 if redis.call('STRLEN', from) == 0 then return 'unsaved' end
 redis.call('RENAME', from, to)
-redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', to, ARGV[2])
 return {redis.call('GET', to)}";
@@ -44,8 +61,19 @@ const RESTORE: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if t == '' then return 'ended' end
 if t and t ~= ARGV[1] and redis.call('EXISTS', KEYS[2] .. t) == 1 then return 'moved' end
 redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+const RELEASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if not t then return 'absent' end
+if t == '' then return 'ended' end
+local blob = KEYS[2] .. t
+if redis.call('EXISTS', blob) == 0 then return 'absent' end
+if t ~= ARGV[1] then return 'moved' end
+if ARGV[5] == '1' then redis.call('SET', blob, ARGV[3]) end
+redis.call('HSET', KEYS[1], 'o', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', blob, ARGV[2])
 return 'done'";
 const ERASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
@@ -67,7 +95,7 @@ return 'done'";
 pub struct RedisStore {
     location: RedisLocation,
     settings: Settings,
-    connection: Mutex<Link>,
+    links: [Mutex<Link>; LINKS],
 }
 
 /// A connection, or why there is none.
@@ -79,8 +107,9 @@ enum Link {
 impl RedisStore {
     /// A store that connects when it is used first.
     pub fn new(location: RedisLocation, settings: Settings) -> Self {
-        let why = StoreError::Unreachable("not tried yet".to_owned());
-        Self { location, settings, connection: Mutex::new(Link::Closed { why, retry: Instant::now() }) }
+        let why = || StoreError::Unreachable("not tried yet".to_owned());
+        let links = [(); LINKS].map(|()| Mutex::new(Link::Closed { why: why(), retry: Instant::now() }));
+        Self { location, settings, links }
     }
 
     fn connect(&self) -> Result<Connection, StoreError> {
@@ -108,28 +137,41 @@ impl RedisStore {
     }
 
     /// Sends commands together, and returns their replies. After an error the connection is not used again, because late
-    /// replies would be taken for those of other commands.
+    /// replies would be taken for those of other commands. If the store has closed it since it was used last, sends them once
+    /// more: each operation can be repeated.
     fn send(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let mut link = self.connection.lock();
-        if let Link::Closed { why, retry } = &*link {
-            if Instant::now() < *retry {
-                return Err(why.clone());
+        let free = self.links.iter().find_map(Mutex::try_lock);
+        let mut link = free.unwrap_or_else(|| self.links[0].lock());
+        if let Link::Open(connection) = &mut *link {
+            match exchange(connection, commands) {
+                Ok(replies) => return read_all(replies),
+                Err(error) => {
+                    let was_closed = error.is_connection_dropped();
+                    let why = failed(error);
+                    *link = Link::Closed { why: why.clone(), retry: Instant::now() };
+                    if !was_closed {
+                        return Err(why);
+                    }
+                }
             }
-            *link = match self.connect() {
-                Ok(connection) => Link::Open(connection),
-                Err(why) => Link::Closed { why, retry: Instant::now() + RETRY_AFTER },
-            };
         }
-        let sent = match &mut *link {
-            Link::Open(connection) => exchange(connection, commands).map_err(failed),
-            Link::Closed { why, .. } => return Err(why.clone()),
-        };
-        if let Err(why) = &sent {
-            *link = Link::Closed { why: why.clone(), retry: Instant::now() };
+        if let Link::Closed { why, retry } = &*link
+            && Instant::now() < *retry
+        {
+            return Err(why.clone());
         }
+        let closed = |why: &StoreError, pause| Link::Closed { why: why.clone(), retry: Instant::now() + pause };
+        let mut connection = self.connect().inspect_err(|why| *link = closed(why, RETRY_AFTER))?;
+        let replies = exchange(&mut connection, commands).map_err(failed);
+        let replies = replies.inspect_err(|why| *link = closed(why, Duration::ZERO))?;
+        *link = Link::Open(connection);
         drop(link);
-        sent?.into_iter().map(|reply| reply.extract_error().map_err(failed)).collect()
+        read_all(replies)
     }
+}
+
+fn read_all(replies: Vec<Value>) -> Result<Vec<Value>, StoreError> {
+    replies.into_iter().map(|reply| reply.extract_error().map_err(failed)).collect()
 }
 
 /// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
@@ -143,19 +185,25 @@ fn exchange(connection: &mut Connection, commands: &[Cmd]) -> Result<Vec<Value>,
 impl Store for RedisStore {
     fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
         let ttl = self.settings.ttl.as_millis().to_string();
+        let server = self.settings.server.map_or_else(String::new, |server| server.to_string());
         let mut commands = Vec::new();
         for (key, operation) in operations {
             let keys = Keys::new(key);
+            let script = |text: &str, token: &Token, blob: &[u8], flag: bool| {
+                let mut command = cmd("EVAL");
+                command.arg(text).arg(2).arg(&keys.owner).arg(&keys.blobs).arg(token.to_string()).arg(&ttl);
+                command.arg(blob).arg(&server).arg(u8::from(flag));
+                command
+            };
             match operation {
-                Op::Start { token, blob } => {
-                    commands.push(keys.script(START, &token.to_string(), &ttl, check_size(blob)?));
+                Op::Start { token, blob, asks } => commands.push(script(START, token, check_size(blob)?, *asks)),
+                Op::Restore { token, blob } => commands.push(script(RESTORE, token, check_size(blob)?, false)),
+                Op::Resume { token, asks } => commands.push(script(RESUME, token, b"", *asks)),
+                Op::Release { token, blob } => {
+                    commands.push(script(RELEASE, token, check_size(&blob.unwrap_or_default())?, blob.is_some()));
                 }
-                Op::Restore { token, blob } => {
-                    commands.push(keys.script(RESTORE, &token.to_string(), &ttl, check_size(blob)?));
-                }
-                Op::Resume { token } => commands.push(keys.script(RESUME, &token.to_string(), &ttl, b"")),
-                Op::End { token } => commands.push(keys.script(END, &token.to_string(), &ttl, b"")),
-                Op::Erase => commands.push(keys.script(ERASE, "", &ttl, b"")),
+                Op::End { token } => commands.push(script(END, token, b"", false)),
+                Op::Erase => commands.push(script(ERASE, &Token::from_bytes([0; Token::BYTES]), b"", false)),
                 Op::Check { .. } => commands.push(keys.token()),
                 Op::Save { token, blob } => {
                     let mut save = cmd("SET");
@@ -183,6 +231,35 @@ impl Store for RedisStore {
     fn is_shared(&self) -> bool {
         true
     }
+
+    fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
+        let Some(server) = self.settings.server else { return Ok(()) };
+        let mut connection = self.connect()?;
+        let mut subscription = connection.as_pubsub();
+        let channel = format!("stateful:{server}");
+        loop {
+            // Again and again, because a connection that is broken need not show it otherwise.
+            subscription.set_read_timeout(Some(self.settings.timeout)).map_err(failed)?;
+            subscription.subscribe(&channel).map_err(failed)?;
+            subscription.set_read_timeout(Some(PAUSE)).map_err(failed)?;
+            for _ in 0..PAUSES_UNTIL_TEST {
+                let goes_on = match subscription.get_message() {
+                    Ok(message) => hear(key_of_owner(message.get_payload_bytes())),
+                    // Nothing came in time, or a signal interrupted the wait.
+                    Err(error) if error.is_io_error() && !error.is_connection_dropped() => hear(None),
+                    Err(error) => return Err(failed(error)),
+                };
+                if !goes_on {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// The key of a record, from the key of its owner.
+fn key_of_owner(owner: &[u8]) -> Option<&[u8]> {
+    owner.strip_prefix(b"o{")?.strip_suffix(b"}")
 }
 
 impl RedisStore {
@@ -228,12 +305,6 @@ impl Keys {
         [self.blobs.as_slice(), token.as_bytes()].concat()
     }
 
-    fn script(&self, text: &str, token: &str, ttl: &str, blob: &[u8]) -> Cmd {
-        let mut command = cmd("EVAL");
-        command.arg(text).arg(2).arg(&self.owner).arg(&self.blobs).arg(token).arg(ttl).arg(blob);
-        command
-    }
-
     fn token(&self) -> Cmd {
         let mut command = cmd("HGET");
         command.arg(&self.owner).arg("t");
@@ -258,6 +329,7 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             b"ended" => Ok(Reply::Ended),
             b"absent" => Ok(Reply::Absent),
             b"unsaved" => Ok(Reply::Unsaved),
+            b"asked" => Ok(Reply::Asked),
             _ => Err(unexpected()),
         },
         _ => Err(unexpected()),

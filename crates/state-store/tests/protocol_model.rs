@@ -148,7 +148,7 @@ impl World {
             }
             Phase::Claim => {
                 let new = self.new_token();
-                match self.apply(Op::Resume { token: token(new) }) {
+                match self.apply(Op::Resume { token: token(new), asks: false }) {
                     Reply::Taken(blob) => {
                         self.seen.adopted = true;
                         self.servers[number].memory = Some((new, (blob[0], blob[1])));
@@ -163,7 +163,7 @@ impl World {
                 let of_memory = if request == Request::Start { new } else { memory.map_or(0, |memory| memory.0) };
                 let of_memory_token = token(of_memory);
                 let reply = self.apply(match request {
-                    Request::Start => Op::Start { token: of_memory_token, blob: &blob },
+                    Request::Start => Op::Start { token: of_memory_token, blob: &blob, asks: false },
                     Request::Step => Op::Save { token: of_memory_token, blob: &blob },
                     Request::End => Op::End { token: of_memory_token },
                 });

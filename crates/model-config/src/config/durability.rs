@@ -1,4 +1,4 @@
-//! Whether sequences outlive their server: `state_store`, `durability` and `state_store_ttl_ms`.
+//! Whether sequences outlive their server: `state_store`, `durability`, `save_interval_ms` and `state_store_ttl_ms`.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,22 +10,45 @@ use super::parameters::Parameters;
 use super::scheduling::YEAR;
 
 /// The parameters, in the order in which an error names them.
-const PARAMETERS: [&str; 3] = ["state_store", "durability", "state_store_ttl_ms"];
+const PARAMETERS: [&str; 4] = ["state_store", "durability", "save_interval_ms", "state_store_ttl_ms"];
 const TTL_MS: u64 = 3_600_000;
+const INTERVAL_MS: u64 = 1000;
 
-/// Where the states of a model's sequences are kept beside the server, saved before each answer (`durability: step`).
+/// The values of `durability`; `None` if sequences end with their server.
+const LEVELS: [(&str, Option<&str>); 4] =
+    [("none", None), ("drain", Some("drain")), ("interval", Some("interval")), ("step", Some("step"))];
+
+/// When the steps of a sequence are saved (`durability`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// When the sequence leaves its server.
+    Drain,
+    /// At most so long after they are made.
+    Interval(Duration),
+    /// Before they are answered.
+    Step,
+}
+
+/// Where the states of a model's sequences are kept besides the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateStore {
     /// `state_store`.
     pub location: Location,
+    /// `durability`.
+    pub durability: Durability,
     /// A sequence that was not saved for this long is forgotten.
     pub ttl: Duration,
 }
 
 impl fmt::Display for StateStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { location, ttl } = self;
-        write!(f, "each step is saved in {location} before its answer, and stays there for {ttl:?}")
+        let Self { location, durability, ttl } = self;
+        match durability {
+            Durability::Step => write!(f, "each step is saved in {location} before its answer")?,
+            Durability::Interval(interval) => write!(f, "steps are saved in {location} within {interval:?}")?,
+            Durability::Drain => write!(f, "sequences are saved in {location} when they leave the server")?,
+        }
+        write!(f, ", and stay there for {ttl:?}")
     }
 }
 
@@ -38,20 +61,24 @@ impl StateStore {
     ) -> Result<Option<Self>, ConfigError> {
         let read = |text| Location::new(text).map_err(|error| bad("state_store", hidden(text), error.to_string()));
         let location = parameters.text("state_store").map(read).transpose()?;
-        let level = parameters.choice("durability", &[("none", false), ("step", true)])?;
+        let level = parameters.choice("durability", &LEVELS)?;
+        let interval = parameters.number("save_interval_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        if let Some(interval) = interval.filter(|_| level != Some(Some("interval"))) {
+            return Err(bad("save_interval_ms", interval, "it has an effect only with 'durability: interval'"));
+        }
         let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
-        if is_decoupled && location.is_some() && level != Some(false) {
+        if is_decoupled && location.is_some() && level != Some(None) {
             let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
                        before its last step is saved: leave one of the two out";
             return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
         }
         let by_server = by_server.filter(|_| !is_decoupled);
         let location = match (location.or_else(|| by_server.cloned()), level) {
-            (_, Some(false)) => return Ok(None),
-            (None, Some(true)) => {
+            (_, Some(None)) => return Ok(None),
+            (None, Some(Some(level))) => {
                 let why = "there is no store to save in: write parameter 'state_store', or --backend-config=stateful,\
                            state-store=...";
-                return Err(bad("durability", "step", why));
+                return Err(bad("durability", level, why));
             }
             (None, None) => return Ok(None),
             (Some(location), _) => location,
@@ -70,7 +97,12 @@ impl StateStore {
             }
         }
         let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
-        Ok(Some(Self { location, ttl }))
+        let durability = match level.flatten() {
+            Some("drain") => Durability::Drain,
+            Some("interval") => Durability::Interval(Duration::from_millis(interval.unwrap_or(INTERVAL_MS)).min(YEAR)),
+            _ => Durability::Step,
+        };
+        Ok(Some(Self { location, durability, ttl }))
     }
 
     /// Refuses the parameters for a model that core schedules.
@@ -122,10 +154,26 @@ mod tests {
     }
 
     #[test]
+    fn the_level_says_when_steps_are_saved() {
+        let level = |given: &[(&str, &str)]| {
+            let given: Vec<_> = given.iter().copied().chain([("state_store", "file:/a")]).collect();
+            StateStore::new(&parameters(&given), None, false).unwrap().unwrap().durability
+        };
+        assert_eq!(level(&[]), Durability::Step);
+        assert_eq!(level(&[("durability", "drain")]), Durability::Drain);
+        assert_eq!(level(&[("durability", "interval")]), Durability::Interval(Duration::from_secs(1)));
+        let given = [("durability", "interval"), ("save_interval_ms", "20")];
+        assert_eq!(level(&given), Durability::Interval(Duration::from_millis(20)));
+    }
+
+    #[test]
     fn contradictions_are_refused_by_name() {
         let cases = [
             (vec![("durability", "step")], "no store"),
-            (vec![("durability", "always")], "'none', 'step'"),
+            (vec![("durability", "interval")], "no store"),
+            (vec![("durability", "always")], "'none', 'drain', 'interval', 'step'"),
+            (vec![("state_store", "file:/a"), ("save_interval_ms", "5")], "only with 'durability: interval'"),
+            (vec![("durability", "interval"), ("save_interval_ms", "0")], "1 or more"),
             (vec![("state_store", "http://x")], "'state_store' is 'http:...'"),
             (vec![("state_store", "redis://a:hush@x")], "password_file"),
             (vec![("state_store", "file:/a"), ("park_ms", "5")], "'park_ms'"),

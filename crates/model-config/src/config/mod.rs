@@ -26,7 +26,7 @@ mod states;
 mod tensors;
 mod windows;
 
-pub use durability::StateStore;
+pub use durability::{Durability, StateStore};
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial::{InitialSources, InitialValue};

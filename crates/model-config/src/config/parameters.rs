@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 74] = [
+const KNOWN: [&str; 75] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -66,6 +66,7 @@ const KNOWN: [&str; 74] = [
     "repeat",
     "repeat_until",
     "resident_batches",
+    "save_interval_ms",
     "scheduling",
     "search",
     "sequence_cleaner_poll_wait_minutes",

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::durability::StateStore;
+use super::durability::{Durability, StateStore};
 use super::error::{ConfigError, bad, field};
 use super::generated::GeneratedInput;
 use super::model::SessionOptions;
@@ -161,6 +161,8 @@ impl Config {
                 let state_store = StateStore::new(&parameters, partial.state_store.as_ref(), partial.is_decoupled)?;
                 let mut own = OwnScheduling::new(&parameters, partial.poll_wait)?;
                 own.rules.looks_up = state_store.is_some();
+                let saves_later = |of: &StateStore| of.durability != Durability::Step;
+                own.rules.enters_starts = state_store.as_ref().is_some_and(saves_later);
                 (raw::SequenceBatching::default(), own.into(), state_store)
             }
             None => {

@@ -247,6 +247,7 @@ impl OwnScheduling {
                 idle,
                 parking: parking(parameters, idle)?,
                 looks_up: false,
+                enters_starts: false,
                 first_id: 1,
             },
             workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::request::{Begins, Control, Origin, Refused};
+use super::request::{Begins, Control, Origin, OverBy, Refused};
 use super::rules::{OnDuplicateStart, Rules};
 use super::{Phase, Queued, Scheduler, Sequence};
 use crate::SequenceId;
@@ -34,6 +34,10 @@ impl<R> Scheduler<R> {
                     return Err((request, refused));
                 }
             },
+            (false, Some(lane)) if self.sequences.get(&lane).is_some_and(|sequence| sequence.leaves) => {
+                let id = control.id.unwrap_or(SequenceId::Number(0));
+                return Err((request, Refused::Moved(id)));
+            }
             (false, Some(lane)) => match self.check_queue(self.queued_in(lane), control.id) {
                 Ok(()) => lane,
                 Err(refused) => return Err((request, refused)),
@@ -78,7 +82,7 @@ impl<R> Scheduler<R> {
 
     /// Ends a sequence as soon as its queued requests have run.
     fn replace(&mut self, lane: u32) {
-        if self.is_idle(lane) { self.drop_idle(lane, false) } else { self.close(lane) }
+        if self.is_idle(lane) { self.drop_idle(lane, OverBy::Replaced) } else { self.close(lane) }
     }
 
     /// How many requests of a sequence wait.
@@ -111,6 +115,10 @@ impl<R> Scheduler<R> {
             let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
             let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
             let Some(known) = id.clone().or(made) else { continue };
+            let leaves = |lane: &u32| self.sequences.get(lane).is_some_and(|sequence| sequence.leaves);
+            if !start && by_request(&known).is_none() && self.by_id.get(&known).is_some_and(leaves) {
+                return Err((row, Refused::Moved(known)));
+            }
             let mut needs_place = *start;
             match (start, is_live(&known)) {
                 (false, false) if looks_up => needs_place = true,
@@ -201,7 +209,8 @@ impl<R> Scheduler<R> {
         // What is found under the id from now on may be the new sequence.
         self.elsewhere.retain(|lane| self.sequences.get(lane).is_some_and(|sequence| sequence.id != id));
         let until = self.until(wait, now);
-        let lane = self.insert(id, until, false);
+        // A clone must begin before the next request of its source runs, so it doesn't wait for a store.
+        let lane = self.insert(id, until, self.rules.enters_starts && source.is_none());
         let Some(source) = source else {
             self.place_or_wait(lane, has_place, until, now);
             return Ok((lane, Begins::Plain));
@@ -222,7 +231,7 @@ impl<R> Scheduler<R> {
     }
 
     /// Adds a sequence without requests. Returns its lane.
-    pub(super) fn insert(&mut self, id: SequenceId, until: Instant, is_elsewhere: bool) -> u32 {
+    pub(super) fn insert(&mut self, id: SequenceId, until: Instant, awaits_store: bool) -> u32 {
         while self.sequences.contains_key(&self.next_lane) {
             self.next_lane = self.next_lane.wrapping_add(1);
         }
@@ -241,7 +250,8 @@ impl<R> Scheduler<R> {
                 overdue: false,
                 failed: false,
                 has_state: false,
-                is_elsewhere,
+                awaits_store,
+                leaves: false,
             },
         );
         lane
@@ -324,7 +334,7 @@ impl<R> Scheduler<R> {
         self.placed += 1;
         self.last_success.insert(lane, now);
         self.workers[worker].sequences += 1;
-        if sequence.is_elsewhere {
+        if sequence.awaits_store {
             sequence.phase = Phase::LookedUp;
             self.lookups.push(lane);
             return None;

@@ -1,9 +1,10 @@
-//! Sequences that are not here, and may be in a store ([`Rules::looks_up`](super::Rules::looks_up)).
+//! Sequences that may be in a store ([`Rules::looks_up`](super::Rules::looks_up)), are entered there
+//! ([`Rules::enters_starts`](super::Rules::enters_starts)), or leave for another server.
 
 use std::time::{Duration, Instant};
 
-use super::request::Refused;
-use super::{Phase, Scheduler, Sequence};
+use super::request::{Lookup, OverBy, Refused};
+use super::{Phase, Queued, Scheduler, Sequence};
 use crate::SequenceId;
 
 impl<R> Scheduler<R> {
@@ -26,11 +27,62 @@ impl<R> Scheduler<R> {
         Ok(lane)
     }
 
-    /// The sequences that have to be looked for since the last call, each with its lane. To be called after each change.
-    pub fn take_lookups(&mut self) -> Vec<(u32, SequenceId)> {
+    /// The sequences that have to be looked for or entered since the last call. To be called after each change.
+    pub fn take_lookups(&mut self) -> Vec<Lookup> {
         let lookups = std::mem::take(&mut self.lookups);
-        let with_id = |lane: u32| Some((lane, self.sequences.get(&lane)?.id.clone()));
-        lookups.into_iter().filter_map(with_id).collect()
+        let lookup = |lane: u32| {
+            let id = self.sequences.get(&lane)?.id.clone();
+            Some(Lookup { lane, id, starts: !self.elsewhere.contains(&lane) })
+        };
+        lookups.into_iter().filter_map(lookup).collect()
+    }
+
+    /// Whether a sequence is still to be looked for: no START has taken its id.
+    pub fn is_looked_for(&self, lane: u32) -> bool {
+        self.elsewhere.contains(&lane)
+    }
+
+    /// A sequence was entered in the store. `wake` gets its worker.
+    pub fn entered(&mut self, lane: u32, wake: &mut Vec<usize>) {
+        let Some(sequence) = self.sequences.get_mut(&lane).filter(|of| of.phase == Phase::LookedUp) else { return };
+        sequence.phase = Phase::Ready;
+        let worker = sequence.worker;
+        self.workers[worker].run(lane);
+        wake.push(worker);
+    }
+
+    /// A sequence leaves for another server: at once if it is idle, else when its request has run. `wake` gets its worker,
+    /// which still has its state. Returns the requests that cannot run here. A sequence that ends, or has not begun, stays.
+    pub fn release(&mut self, lane: u32, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
+        let Some(sequence) = self.sequences.get_mut(&lane) else { return Vec::new() };
+        if sequence.closed || !sequence.has_state || matches!(sequence.phase, Phase::Waiting(_) | Phase::LookedUp) {
+            return Vec::new();
+        }
+        sequence.leaves = true;
+        wake.push(sequence.worker);
+        let is_begun = matches!(sequence.requests.front(), Some(Queued::Begun(_)));
+        let kept = usize::from(is_begun);
+        let mut refused = Vec::new();
+        let mut clones = Vec::new();
+        for queued in sequence.requests.drain(kept..) {
+            match queued {
+                Queued::Request(request, _) | Queued::Begun(request) => {
+                    refused.push((request, Refused::Moved(sequence.id.clone())));
+                }
+                Queued::CloneTo(clone) => clones.push((clone, sequence.id.clone())),
+            }
+        }
+        self.queued -= sequence.queued;
+        sequence.queued = 0;
+        if sequence.phase != Phase::Running && !is_begun {
+            self.drop_idle(lane, OverBy::Released);
+            self.fill_places(now, wake);
+        }
+        for (clone, source) in clones {
+            refused
+                .extend(self.remove(clone).into_iter().map(|(request, _)| (request, Refused::Missing(source.clone()))));
+        }
+        refused
     }
 
     /// A sequence was found. `wake` gets its worker, which has to get its state before its requests. If a START has taken its

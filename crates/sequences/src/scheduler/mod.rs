@@ -12,7 +12,8 @@
 //! once. It keeps its place until its last request has run.
 //!
 //! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place, like a START. Then the caller looks
-//! for the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for the result.
+//! for the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for the result. With
+//! [`Rules::enters_starts`], those of a new sequence wait until it has been entered there.
 //!
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
@@ -37,7 +38,7 @@ use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
 use crate::{Finished, Outcome, SequenceId};
-pub use request::{Begins, Control, Origin, Over, Ready, Refused, Work};
+pub use request::{Begins, Control, Lookup, Origin, Over, OverBy, Ready, Refused, Work};
 use rules::Ids;
 pub use rules::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
@@ -53,7 +54,7 @@ enum Phase {
     Running,
     /// It begins with the state of another sequence, which has requests to run before.
     Cloning,
-    /// It has a place, and is being looked for in the store.
+    /// It has a place, and is being looked for in the store, or entered there.
     LookedUp,
 }
 
@@ -93,8 +94,10 @@ struct Sequence<R> {
     failed: bool,
     /// A request of it has succeeded, or it was resumed or found.
     has_state: bool,
-    /// It has to be looked for in the store.
-    is_elsewhere: bool,
+    /// It has to be looked for in the store, or entered there.
+    awaits_store: bool,
+    /// It leaves for another server when its request has run.
+    leaves: bool,
 }
 
 struct Worker {
@@ -224,20 +227,20 @@ impl<R> Scheduler<R> {
     }
 
     /// Removes a sequence that has no request, and tells its worker, which has its state.
-    fn drop_idle(&mut self, lane: u32, expired: bool) {
+    fn drop_idle(&mut self, lane: u32, why: OverBy) {
         if let Some(sequence) = self.sequences.get(&lane) {
-            self.workers[sequence.worker].end(Over { lane, expired });
+            self.workers[sequence.worker].end(Over { lane, why });
         }
         self.remove(lane);
     }
 
     /// Ends a sequence that was idle for too long, or parks it.
     fn expire_idle(&mut self, lane: u32, now: Instant) {
-        let Some(Parking { time, most }) = self.rules.parking else { return self.drop_idle(lane, true) };
+        let Some(Parking { time, most }) = self.rules.parking else { return self.drop_idle(lane, OverBy::Idle) };
         let Some(sequence) = self.sequences.get(&lane) else { return };
         let (id, worker) = (sequence.id.clone(), sequence.worker);
         if sequence.closed {
-            return self.drop_idle(lane, true);
+            return self.drop_idle(lane, OverBy::Idle);
         }
         self.close(lane);
         self.placed -= 1;
@@ -262,7 +265,7 @@ impl<R> Scheduler<R> {
     /// Removes a sequence that was parked, and tells its worker.
     fn forget_parked(&mut self, lane: u32) {
         if let Some(sequence) = self.sequences.remove(&lane) {
-            self.workers[sequence.worker].end(Over { lane, expired: true });
+            self.workers[sequence.worker].end(Over { lane, why: OverBy::Idle });
         }
     }
 
@@ -369,7 +372,9 @@ impl<R> Scheduler<R> {
                 sequence.phase = Phase::Ready;
                 self.workers[sequence.worker].run(lane);
             } else if sequence.closed {
-                self.drop_idle(lane, false);
+                self.drop_idle(lane, OverBy::Replaced);
+            } else if sequence.leaves {
+                self.drop_idle(lane, OverBy::Released);
             } else if sequence.overdue {
                 self.expire_idle(lane, now);
             }

@@ -62,6 +62,17 @@ pub enum Refused {
     Parked(SequenceId),
     /// A START that clones the sequence whose id it has.
     CloneOfItself(SequenceId),
+    /// The sequence leaves for another server.
+    Moved(SequenceId),
+}
+
+/// A sequence that has to be looked for in a store, or entered there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    pub lane: u32,
+    pub id: SequenceId,
+    /// Its first request is a START, so it has to be entered.
+    pub starts: bool,
 }
 
 /// A request of the next batch.
@@ -104,6 +115,16 @@ pub struct Work<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Over {
     pub lane: u32,
-    /// It was idle for too long; false if another START replaced it.
-    pub expired: bool,
+    pub why: OverBy,
+}
+
+/// Why a sequence is over without a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OverBy {
+    /// Another START replaced it, or its state is lost.
+    Replaced,
+    /// It was idle for too long.
+    Idle,
+    /// It leaves for another server.
+    Released,
 }

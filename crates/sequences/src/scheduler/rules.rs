@@ -27,6 +27,8 @@ pub struct Rules {
     pub parking: Option<Parking>,
     /// A sequence that is not here may be in a store: its request waits until it has been looked for there.
     pub looks_up: bool,
+    /// A START waits until its sequence has been entered in the store.
+    pub enters_starts: bool,
     /// The number at which the ids begin that START gets if it has none.
     pub first_id: u64,
 }

@@ -18,6 +18,7 @@ fn rules() -> Rules {
         idle: IdleRule::Never,
         parking: None,
         looks_up: false,
+        enters_starts: false,
         first_id: 1,
     }
 }
@@ -295,7 +296,7 @@ fn an_idle_sequence_is_over_after_its_time_and_failures_do_not_keep_it() {
     bench.pass(5 * SECOND);
     assert_eq!(bench.send(2, "", 22), Err(Refused::Missing(id(2))));
     bench.send(1, "", 12).unwrap();
-    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 1, expired: true }]);
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 1, why: OverBy::Idle }]);
 }
 
 #[test]
@@ -544,15 +545,15 @@ fn a_parked_sequence_is_over_after_its_time_or_for_a_later_one_or_a_new_start() 
         bench.run(Outcome::Advanced);
         bench.pass(2 * SECOND);
     }
-    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, expired: true }], "two are parked at most");
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, why: OverBy::Idle }], "two are parked at most");
     bench.send(2, "S", 20).unwrap();
     let work = bench.scheduler.take(0, 8);
-    assert_eq!((work.ready[0].begins, work.over), (Begins::Plain, vec![Over { lane: 1, expired: true }]));
+    assert_eq!((work.ready[0].begins, work.over), (Begins::Plain, vec![Over { lane: 1, why: OverBy::Idle }]));
     assert_eq!(bench.scheduler.next_scan(), Some(bench.now + SECOND), "when the new one is idle for too long");
     bench.finish(&[(work.ready[0].lane, 0)], Outcome::Lost);
     assert_eq!(bench.scheduler.next_scan(), Some(bench.now + 10 * SECOND));
     bench.pass(10 * SECOND);
     assert_eq!(bench.resume(3, 30), Err(Refused::NotParked(id(3))));
-    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 2, expired: true }]);
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 2, why: OverBy::Idle }]);
     assert!(bench.scheduler.sequences.is_empty());
 }

@@ -15,7 +15,7 @@ const ID: &[u8] = b"n7";
 fn victim() {
     let Some(folder) = env::var_os(FOLDER) else { return };
     let keeper = keeper(&format!("file:{}", Path::new(&folder).display()));
-    let (mut hold, mut count) = match keeper.claim(&[ID]).unwrap().remove(0) {
+    let (mut hold, mut count) = match keeper.claim(&[(ID, false)]).unwrap().remove(0) {
         Claimed::Taken(hold, blob) => (hold, u64::from_le_bytes(blob[..8].try_into().unwrap())),
         _ => (start(&keeper, ID, &[0; 3000]), 0),
     };

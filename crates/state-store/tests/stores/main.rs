@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
+mod asking;
 mod kill;
 mod valkey;
 
@@ -16,7 +17,7 @@ use state_store::{
 };
 use valkey::Valkey;
 
-const SETTINGS: Settings = Settings { ttl: Duration::from_secs(60), timeout: Duration::from_millis(300) };
+const SETTINGS: Settings = Settings { ttl: Duration::from_secs(60), timeout: Duration::from_millis(300), server: None };
 
 fn open(location: &str) -> Arc<dyn Store> {
     state_store::open(&Location::new(location).unwrap(), SETTINGS).unwrap()
@@ -39,6 +40,7 @@ enum Step {
     Start(u8, Vec<u8>),
     Resume(u8),
     Check(u8),
+    Release(u8, Option<Vec<u8>>),
     Save(u8, Vec<u8>),
     Restore(u8, Vec<u8>),
     End(u8),
@@ -49,8 +51,9 @@ impl Step {
     fn operation(&self) -> Op<'_> {
         let token = |number: &u8| Token::from_bytes([*number; Token::BYTES]);
         match self {
-            Self::Start(of, blob) => Op::Start { token: token(of), blob },
-            Self::Resume(of) => Op::Resume { token: token(of) },
+            Self::Start(of, blob) => Op::Start { token: token(of), blob, asks: true },
+            Self::Resume(of) => Op::Resume { token: token(of), asks: true },
+            Self::Release(of, blob) => Op::Release { token: token(of), blob: blob.as_deref() },
             Self::Check(of) => Op::Check { token: token(of) },
             Self::Save(of, blob) => Op::Save { token: token(of), blob },
             Self::Restore(of, blob) => Op::Restore { token: token(of), blob },
@@ -66,7 +69,7 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
     let owner = if let Some(Record::Live { token, .. }) = &*record { Some(*token) } else { None };
     let is_ours = |token| owner == Some(token);
     match (operation, &*record) {
-        (Op::Start { token, blob }, _) | (Op::Restore { token, blob }, None) => {
+        (Op::Start { token, blob, .. }, _) | (Op::Restore { token, blob }, None) => {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
@@ -77,7 +80,7 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
         (_, None) => Reply::Absent,
         (_, Some(Record::Ended)) => Reply::Ended,
         (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.is_empty() => Reply::Unsaved,
-        (Op::Resume { token }, Some(Record::Live { blob, .. })) => {
+        (Op::Resume { token, .. }, Some(Record::Live { blob, .. })) => {
             let blob = blob.clone();
             *record = Some(Record::Live { token, blob: blob.clone() });
             Reply::Taken(blob)
@@ -89,8 +92,13 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
                 Reply::Moved
             }
         }
-        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::End { token }, _) if !is_ours(token) => Reply::Moved,
-        (Op::Save { token, blob } | Op::Restore { token, blob }, _) => {
+        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. } | Op::End { token }, _)
+            if !is_ours(token) =>
+        {
+            Reply::Moved
+        }
+        (Op::Release { blob: None, .. }, _) => Reply::Done,
+        (Op::Save { token, blob } | Op::Restore { token, blob } | Op::Release { token, blob: Some(blob) }, _) => {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
@@ -109,6 +117,7 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
         (0..3u8).prop_map(Step::Check),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Save(token, blob)),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Restore(token, blob)),
+        (0..3u8, prop::option::of(blob())).prop_map(|(token, blob)| Step::Release(token, blob)),
         (0..3u8).prop_map(Step::End),
         Just(Step::Erase),
     ];
@@ -158,7 +167,7 @@ fn save(keeper: &Keeper, hold: &Hold, blob: &[u8]) -> Saved {
 }
 
 fn claim(keeper: &Keeper, id: &[u8]) -> Claimed {
-    keeper.claim(&[id]).unwrap().remove(0)
+    keeper.claim(&[(id, true)]).unwrap().remove(0)
 }
 
 fn taken(keeper: &Keeper, id: &[u8]) -> (Hold, Vec<u8>) {
@@ -246,7 +255,7 @@ fn a_store_that_does_not_answer_is_an_error_within_its_time_and_serves_again_lat
     valkey.start_again();
     let until = Instant::now() + Duration::from_secs(10);
     let claimed = loop {
-        match keeper.claim(&[b"n7"]) {
+        match keeper.claim(&[(b"n7", true)]) {
             Ok(mut claimed) => break claimed.remove(0),
             Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
             Err(error) => panic!("{error}"),
@@ -282,7 +291,7 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let with = |password: &str, user: &str| {
         std::fs::write(file.path(), password).unwrap();
         let options = format!("?password_file={}{user}", file.path().display());
-        Keeper::new(open(&valkey.location(&options)), "m", SETTINGS).claim(&[b"n7"])
+        Keeper::new(open(&valkey.location(&options)), "m", SETTINGS).claim(&[(b"n7", true)])
     };
     assert!(matches!(with("hush-hush", "").unwrap()[0], Claimed::Absent));
     assert!(matches!(with("hush-hush\n", "&user=default").unwrap()[0], Claimed::Absent));
@@ -290,17 +299,19 @@ fn users_and_passwords_are_checked_and_not_repeated() {
         assert!(matches!(error, StoreError::Denied(_)), "{error}");
         assert!(!format!("{error} {error:?}").contains("hush") && !error.to_string().contains("wrong-wrong"));
     }
-    let without = Keeper::new(open(&valkey.location("")), "m", SETTINGS).claim(&[b"n7"]).unwrap_err();
+    let without = Keeper::new(open(&valkey.location("")), "m", SETTINGS).claim(&[(b"n7", true)]).unwrap_err();
     assert!(matches!(without, StoreError::Denied(_)), "{without}");
     // A user that may not write.
     valkey.command_as("hush-hush", &["ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read"]);
     let reader = with("secret", "&user=reader").unwrap_err();
     assert!(matches!(reader, StoreError::Denied(_)), "{reader}");
     // One that may do what docs/cluster.md lists.
-    let rights =
-        "-@all +get +set +hget +hset +exists +strlen +rename +unlink +pexpire +eval +auth +select ~o{m:* ~b{m:*";
-    let rights: Vec<_> =
-        ["ACL", "SETUSER", "writer", "on", ">secret", "resetkeys"].into_iter().chain(rights.split(' ')).collect();
+    let rights = "-@all +get +set +hget +hset +exists +strlen +rename +unlink +pexpire +eval +auth +select +publish +subscribe +unsubscribe +punsubscribe
+        ~o{m:* ~b{m:* resetchannels &stateful:*";
+    let rights: Vec<_> = ["ACL", "SETUSER", "writer", "on", ">secret", "resetkeys"]
+        .into_iter()
+        .chain(rights.split_whitespace())
+        .collect();
     valkey.command_as("hush-hush", &rights);
     std::fs::write(file.path(), "secret").unwrap();
     let options = format!("?db=1&user=writer&password_file={}", file.path().display());
@@ -316,5 +327,5 @@ fn users_and_passwords_are_checked_and_not_repeated() {
 fn a_network_without_a_store_is_an_error() {
     // Nothing listens on port 1.
     let keeper = keeper("redis://127.0.0.1:1");
-    assert!(matches!(keeper.claim(&[b"n7"]), Err(StoreError::Unreachable(_))));
+    assert!(matches!(keeper.claim(&[(b"n7", true)]), Err(StoreError::Unreachable(_))));
 }

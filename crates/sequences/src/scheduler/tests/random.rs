@@ -58,6 +58,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         idle,
         parking,
         looks_up: false,
+        enters_starts: false,
         first_id: 1,
     })
 }

@@ -1,0 +1,158 @@
+//! Sequences that come from a store, are entered there, or leave for another server: what their requests do meanwhile.
+//!
+//! Rules: the scheduler is not locked while the store is asked. The sequences that this server owns are in [`super::stored`].
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sequences::scheduler::{Lookup, Scheduler};
+use state_store::{Saved, StoreError};
+
+use super::arrivals::{Queued, moved, unfit};
+use super::stored::{Asks, Entry, Found, Lookups, Pending, StoreThreads, Stored, Tells, Writer};
+use super::{SHOW_EVERY, Shared};
+use crate::error::LoadError;
+use crate::panic;
+
+impl Shared {
+    /// Starts the threads that ask the store, write to it, and hear other servers.
+    pub(super) fn start_store_threads(self: &Arc<Self>) -> Result<StoreThreads, LoadError> {
+        let Some(stored) = &self.stored else { return Ok(StoreThreads::default()) };
+        let finds = self.clone();
+        let lookups = Lookups::start(&self.lookups, move |lookups| finds.find(lookups))?;
+        let mut threads = StoreThreads { _lookups: Some(lookups), ..StoreThreads::default() };
+        let Some(later) = stored.later() else { return Ok(threads) };
+        let asked = self.clone();
+        threads._asks = Some(Asks::start(stored.keeper(), move |id| asked.release_to_another(id))?);
+        threads._writer = Some(Writer::start(&later.queue, stored.keeper(), Writes(self.clone()))?);
+        Ok(threads)
+    }
+
+    /// Lets a thread look for sequences, and enter those that begin. While the store doesn't answer, they begin without.
+    pub(super) fn hand_over_lookups(&self, scheduler: &mut Scheduler<Box<Queued>>) {
+        let mut lookups = scheduler.take_lookups();
+        if let Some((stored, later)) = self.stored.as_ref().and_then(|stored| Some((stored, stored.later()?)))
+            && !lookups.is_empty()
+            && later.queue.is_down()
+        {
+            let mut wake = Vec::new();
+            lookups.retain(|of| {
+                if of.starts {
+                    stored.begin_without_store(later, of);
+                    scheduler.entered(of.lane, &mut wake);
+                }
+                !of.starts
+            });
+            self.wake(&mut wake);
+        }
+        self.lookups.add(lookups);
+    }
+
+    /// Looks for sequences in the store, and enters those that begin. Their requests run, or are refused. Returns what is to be
+    /// looked for again.
+    fn find(&self, pending: Vec<Pending>) -> Vec<Pending> {
+        let Some(stored) = &self.stored else { return Vec::new() };
+        let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        // What is found under an id that a START has taken may be the new sequence.
+        let (pending, replaced): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|of| of.lookup.starts || scheduler.is_looked_for(of.lookup.lane));
+        for of in replaced {
+            refused.extend(scheduler.not_found(of.lookup.lane, now, &mut wake).into_iter().map(unfit));
+        }
+        drop(scheduler);
+        let lookups: Vec<_> = pending.iter().collect();
+        let mut found = panic::catch_and_log(|| stored.find(&lookups)).unwrap_or_default().into_iter();
+        let (now, mut again) = (Instant::now(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        for pending in pending {
+            let Lookup { lane, starts, .. } = pending.lookup;
+            match found.next().unwrap_or_else(Found::failed) {
+                Found::Taken if starts => scheduler.entered(lane, &mut wake),
+                Found::Taken => {
+                    let requests = scheduler.found(lane, now, &mut wake);
+                    if !requests.is_empty() {
+                        stored.lose([lane]);
+                    }
+                    refused.extend(requests.into_iter().map(unfit));
+                }
+                Found::Later => again.push(pending.again()),
+                Found::Missing => refused.extend(scheduler.not_found(lane, now, &mut wake).into_iter().map(unfit)),
+                Found::No(error) => {
+                    // A START whose search has panicked.
+                    stored.forget([lane]);
+                    let mut requests = scheduler.not_found(lane, now, &mut wake).into_iter();
+                    // The first gets the reason. The store may have the sequence, so no other is told that it is missing.
+                    refused.extend(requests.next().map(|(first, _)| (first.row.request, Some(Box::new(error)))));
+                    refused.extend(requests.map(moved));
+                }
+            }
+        }
+        self.watch_clock_for(&mut scheduler, now);
+        drop(scheduler);
+        self.wake(&mut wake);
+        self.refuse(refused);
+        again
+    }
+
+    /// Another server asks for a sequence.
+    fn release_to_another(&self, key: &[u8]) {
+        if let Some(lane) = self.stored.as_ref().and_then(|stored| stored.wanted(key)) {
+            self.release_lanes(&[lane]);
+        }
+    }
+
+    /// Sequences leave for another server, when their request has run.
+    fn release_lanes(&self, lanes: &[u32]) {
+        if lanes.is_empty() {
+            return;
+        }
+        let (now, mut wake) = (Instant::now(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        let refused: Vec<_> = lanes.iter().flat_map(|&lane| scheduler.release(lane, now, &mut wake)).collect();
+        self.watch_clock_for(&mut scheduler, now);
+        drop(scheduler);
+        self.wake(&mut wake);
+        self.refuse_queued(refused);
+    }
+
+    /// Whether a worker has states to save.
+    pub(super) fn has_snapshots(&self, worker: usize, now: Instant) -> bool {
+        self.stored.as_ref().and_then(Stored::later).is_some_and(|later| later.is_due(worker, now))
+    }
+
+    /// Comes again when states have to be saved, or while some are not. Returns the age of the oldest unsaved step.
+    pub(super) fn note_due(&self, now: Instant) -> u64 {
+        let Some((stored, later)) = self.stored.as_ref().and_then(|stored| Some((stored, stored.later()?))) else {
+            return 0;
+        };
+        let due = (0..self.wake.len()).filter_map(|worker| later.next_due(worker));
+        due.filter(|at| *at > now).for_each(|at| self.alarm.by(at));
+        let oldest = stored.oldest_unsaved(later).map(|since| now.saturating_duration_since(since));
+        if oldest.is_some() {
+            self.alarm.by(now + SHOW_EVERY);
+        }
+        oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX).max(1))
+    }
+}
+
+/// Takes what the writer tells.
+struct Writes(Arc<Shared>);
+
+impl Tells for Writes {
+    fn written(&self, results: Vec<(Entry, Saved)>) {
+        let Some((stored, later)) = self.0.stored.as_ref().and_then(|stored| Some((stored, stored.later()?))) else {
+            return;
+        };
+        let moved = stored.written(later, results);
+        self.0.release_lanes(&moved);
+    }
+
+    fn failed(&self, error: &StoreError) {
+        self.0.stored.iter().for_each(|stored| stored.not_written(error));
+    }
+
+    fn too_large(&self, entry: &Entry, error: &StoreError) {
+        self.0.stored.iter().for_each(|stored| stored.cannot_save(entry, error));
+    }
+}

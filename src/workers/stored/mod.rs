@@ -1,0 +1,357 @@
+//! Sequences that outlive their server.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | [`later`] | `durability: interval` and `drain`: what is saved after its answer | due, writer |
+//! | [`due`] | which sequences have steps that are not saved, and when they have to be | writer |
+//! | [`writer`] | the thread that writes that | |
+//! | [`step`] | `durability: step`: what is saved before its answer | |
+//! | [`asks`] | the thread that hears what other servers ask this one for | |
+//! | [`lookups`] | the thread that looks for sequences that are not here | |
+//!
+//! Here are the sequences that this server owns, and how it takes others from the store.
+//!
+//! Rules: the scheduler is not locked while the store is asked. Nothing here sends an answer.
+
+mod asks;
+mod due;
+mod later;
+mod lookups;
+mod step;
+mod writer;
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use parking_lot::Mutex;
+use sequences::SequenceId;
+use sequences::scheduler::{Lookup, Over, Ready};
+use smallvec::SmallVec;
+use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
+
+use super::arrivals::Queued;
+use super::clock::Alarm;
+use crate::batch::Row;
+use crate::config::Durability;
+use crate::error::{LoadError, RequestError, StoredError};
+use crate::instance::Instance;
+use crate::model::{Answered, LiveSequences, SaveMetrics};
+use crate::panic::{self, Panic};
+pub(super) use asks::Asks;
+use due::{Later, Unsaved};
+pub(super) use lookups::{Lookups, Pending, Queue};
+pub(super) use writer::{Entry, Tells, Writer};
+
+/// The threads of a store. Dropping this stops them.
+#[derive(Default)]
+pub(super) struct StoreThreads {
+    pub _lookups: Option<Lookups>,
+    pub _asks: Option<Asks>,
+    /// The last one, because the others hand it what is to be saved.
+    pub _writer: Option<Writer>,
+}
+
+/// The sequences of a model that are this server's.
+pub(super) struct Stored {
+    keeper: Arc<Keeper>,
+    sequences: Mutex<Owned>,
+    later: Option<Later>,
+    live: Arc<LiveSequences>,
+}
+
+/// Sequences by lane, and by id.
+#[derive(Default)]
+struct Owned {
+    by_lane: HashMap<u32, Sequence>,
+    /// The lanes of each [`key_of`], the youngest last.
+    by_key: HashMap<Vec<u8>, SmallVec<[u32; 2]>>,
+}
+
+struct Sequence {
+    key: Vec<u8>,
+    hold: Hold,
+    /// Its START is still at work.
+    starts: bool,
+    /// The state that the store had, if the instance doesn't have it yet.
+    state: Option<Vec<u8>>,
+    /// Steps that it has made, and those that are known to be saved. Only what is saved later needs them.
+    made: u64,
+    saved: u64,
+    unsaved: Unsaved,
+}
+
+impl Sequence {
+    fn new(key: Vec<u8>, hold: Hold) -> Self {
+        Self { key, hold, starts: false, state: None, made: 0, saved: 0, unsaved: Unsaved::default() }
+    }
+}
+
+impl Owned {
+    fn get(&self, lane: u32) -> Option<&Sequence> {
+        self.by_lane.get(&lane)
+    }
+
+    fn get_mut(&mut self, lane: u32) -> Option<&mut Sequence> {
+        self.by_lane.get_mut(&lane)
+    }
+
+    fn insert(&mut self, lane: u32, sequence: Sequence) {
+        self.remove(lane);
+        self.by_key.entry(sequence.key.clone()).or_default().push(lane);
+        self.by_lane.insert(lane, sequence);
+    }
+
+    fn remove(&mut self, lane: u32) -> Option<Sequence> {
+        let sequence = self.by_lane.remove(&lane)?;
+        if let Some(lanes) = self.by_key.get_mut(&sequence.key) {
+            lanes.retain(|of| *of != lane);
+            if lanes.is_empty() {
+                self.by_key.remove(&sequence.key);
+            }
+        }
+        Some(sequence)
+    }
+
+    fn lanes(&self) -> Vec<u32> {
+        self.by_lane.keys().copied().collect()
+    }
+
+    /// The lanes of the sequences with an id, the youngest last.
+    fn lanes_of(&self, key: &[u8]) -> &[u32] {
+        self.by_key.get(key).map_or(&[], SmallVec::as_slice)
+    }
+
+    /// Whether a younger sequence of this server has the id.
+    fn is_replaced(&self, lane: u32) -> bool {
+        self.get(lane).is_some_and(|of| self.lanes_of(&of.key).last() != Some(&lane))
+    }
+}
+
+/// What was found of a sequence.
+pub(super) enum Found {
+    /// It is this server's now.
+    Taken,
+    /// The store doesn't have it.
+    Missing,
+    /// The store can't give it.
+    No(RequestError),
+    /// It leaves its server just now. To be looked for again.
+    Later,
+}
+
+impl Found {
+    /// The search has panicked.
+    pub fn failed() -> Self {
+        Self::No(Panic("the sequence could not be looked for".to_owned()).into())
+    }
+}
+
+/// A sequence that has a request in a batch.
+pub(super) struct Member {
+    lane: u32,
+    id: SequenceId,
+    /// The request is its START.
+    starts: bool,
+    /// The request has made steps.
+    is_under_way: bool,
+}
+
+impl Stored {
+    /// `alarm` wakes the thread that wakes workers.
+    pub fn new(
+        keeper: Arc<Keeper>,
+        durability: Durability,
+        workers: usize,
+        alarm: Arc<Alarm>,
+        live: Arc<LiveSequences>,
+    ) -> Self {
+        let later = match durability {
+            Durability::Step => None,
+            Durability::Interval(interval) => Some(Later::new(Some(interval), workers, alarm)),
+            Durability::Drain => Some(Later::new(None, workers, alarm)),
+        };
+        Self { keeper, sequences: Mutex::default(), later, live }
+    }
+
+    pub fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+
+    fn metrics(&self) -> &SaveMetrics {
+        &self.live.metrics.saves
+    }
+
+    /// What is saved later; `None` if each step is saved before its answer.
+    pub fn later(&self) -> Option<&Later> {
+        self.later.as_ref()
+    }
+
+    /// The sequences of a batch, before [`Stored::prepare`].
+    pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
+        let owned = self.sequences.lock();
+        let member = |Ready { lane, id, request, .. }: &Ready<Box<Queued>>| Member {
+            lane: *lane,
+            id: id.clone(),
+            starts: owned.get(*lane).is_none_or(|of| of.starts),
+            is_under_way: request.row.is_under_way(),
+        };
+        ready.iter().map(member).collect()
+    }
+
+    /// Before a batch runs: makes sure that its sequences are this server's, and that the instance has their states.
+    pub fn prepare(&self, worker: usize, instance: &mut Instance, rows: &mut [Row]) {
+        match &self.later {
+            None => self.check(instance, rows),
+            Some(later) => self.prepare_later(later, worker, instance, rows),
+        }
+    }
+
+    /// After a batch, before its answers are sent: saves what its requests have done, now or later. `left`: the rows that have
+    /// steps left.
+    pub fn save(
+        &self,
+        worker: usize,
+        instance: &mut Instance,
+        answered: &mut [Answered],
+        left: &[Row],
+        members: &[Member],
+    ) {
+        match &self.later {
+            None => self.save_steps(instance, answered, left, members),
+            Some(later) => self.note(later, worker, answered, left),
+        }
+    }
+
+    /// Between two batches: takes snapshots that are due.
+    pub fn save_due(&self, worker: usize, instance: &mut Instance) {
+        self.later.iter().for_each(|later| self.take_snapshots(later, worker, instance));
+    }
+
+    /// Before an instance drops the states of sequences that are over without a request.
+    pub fn leave(&self, instance: &mut Instance, over: &[Over]) {
+        match &self.later {
+            None => self.end(over),
+            Some(later) => self.save_leaving(later, instance, over),
+        }
+    }
+
+    /// Sequences whose states are lost here. The store keeps what it has.
+    pub fn lose(&self, lanes: impl IntoIterator<Item = u32>) {
+        match &self.later {
+            None => self.forget(lanes),
+            Some(later) => self.lose_later(later, lanes),
+        }
+    }
+
+    /// Takes sequences that are in the store, and enters those that begin.
+    pub fn find(&self, lookups: &[&Pending]) -> Vec<Found> {
+        let mut found: Vec<_> = lookups.iter().map(|_| None).collect();
+        if let Some(later) = &self.later {
+            let starts = lookups.iter().filter(|of| of.lookup.starts);
+            let starts: Vec<_> = starts.map(|of| (&of.lookup, of.asks())).collect();
+            let mut entered = self.enter(later, &starts).into_iter();
+            for (found, of) in found.iter_mut().zip(lookups) {
+                *found = if of.lookup.starts { entered.next() } else { self.find_here(later, &of.lookup) };
+            }
+        }
+        let elsewhere: Vec<_> =
+            lookups.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(of, _)| of).collect();
+        let mut claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, of.asks()))).into_iter();
+        found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
+    }
+
+    /// Takes sequences from the store. Of those with `true`, an owner that lives is asked first.
+    fn claim<'a>(&self, lookups: impl Iterator<Item = (&'a Lookup, bool)>) -> Vec<Found> {
+        let (lookups, asks): (Vec<_>, Vec<_>) = lookups.unzip();
+        if lookups.is_empty() {
+            return Vec::new();
+        }
+        let keys: Vec<_> = lookups.iter().map(|of| key_of(&of.id)).collect();
+        let claims: Vec<_> = keys.iter().map(Vec::as_slice).zip(asks).collect();
+        match self.keeper.claim(&claims) {
+            Ok(claimed) => {
+                self.later.iter().for_each(|later| later.queue.note(true));
+                let mut owned = self.sequences.lock();
+                let found = |((of, key), claimed): ((&Lookup, Vec<u8>), Claimed)| match claimed {
+                    Claimed::Taken(hold, state) => {
+                        owned.insert(of.lane, Sequence { state: Some(state), ..Sequence::new(key, hold) });
+                        Found::Taken
+                    }
+                    Claimed::Asked => Found::Later,
+                    Claimed::Unsaved => Found::No(StoredError::NotSaved(of.id.clone()).into()),
+                    Claimed::Ended | Claimed::Absent => Found::Missing,
+                };
+                lookups.into_iter().zip(keys).zip(claimed).map(found).collect()
+            }
+            Err(source) => {
+                self.not_written(&source);
+                lookups.iter().map(|of| Found::No(failed(&of.id, &source))).collect()
+            }
+        }
+    }
+
+    /// Gives a row's sequence the state that the store had.
+    fn adopt(&self, instance: &mut Instance, row: &mut Row, state: &[u8]) {
+        let Some(key) = &row.key else { return };
+        match panic::catch_result(|| instance.adopt(key, state)) {
+            Ok(steps) => {
+                let mut owned = self.sequences.lock();
+                if let Some(of) = key.lane.and_then(|lane| owned.get_mut(lane)) {
+                    // One that was found here has steps that are not saved.
+                    of.saved = if of.unsaved.is_some() { of.saved } else { steps };
+                    of.made = steps;
+                }
+            }
+            Err(error) => {
+                if let (Some(later), Some(lane)) = (&self.later, key.lane) {
+                    self.give_back(later, lane, state);
+                }
+                self.forget(key.lane);
+                refuse(row, |_| error);
+            }
+        }
+    }
+
+    /// Notes that this server no longer owns the sequences of these lanes.
+    pub fn forget(&self, lanes: impl IntoIterator<Item = impl Into<Option<u32>>>) {
+        let mut owned = self.sequences.lock();
+        lanes.into_iter().filter_map(Into::into).for_each(|lane| _ = owned.remove(lane));
+    }
+}
+
+/// The first id for STARTs without one. It is random, because other servers also give ids, and so did this one before a
+/// restart.
+pub(super) fn first_id(location: &Location) -> Result<u64, LoadError> {
+    let random = Token::random().map_err(|source| LoadError::StateStore { location: location.to_string(), source })?;
+    let first = random.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    // Clients read ids as numbers with a sign.
+    Ok((first >> 2) | 1)
+}
+
+/// Tells a client how many steps its sequence has made, and how many of them are saved.
+fn tell_steps(answered: &Answered, made: u64, saved: u64) {
+    let Some(answer) = &answered.answer else { return };
+    for (name, steps) in [(c"stateful_steps_made", made), (c"stateful_steps_saved", saved)] {
+        if let Err(error) = answer.set_number(name, steps) {
+            log::error!("a response cannot tell the steps of its sequence: {error}");
+        }
+    }
+}
+
+fn refuse(row: &mut Row, error: impl FnOnce(&SequenceId) -> RequestError) {
+    if let Some(key) = &row.key
+        && row.problem.is_none()
+    {
+        row.problem = Some(Box::new(error(&key.id)));
+    }
+}
+
+fn failed(id: &SequenceId, source: &StoreError) -> RequestError {
+    StoredError::Failed { id: id.clone(), source: source.clone() }.into()
+}
+
+/// An id in the store. A number and its digits are two ids.
+fn key_of(id: &SequenceId) -> Vec<u8> {
+    let kind = if matches!(id, SequenceId::Number(_)) { b"n" } else { b"s" };
+    [kind.as_slice(), &id.to_bytes()].concat()
+}

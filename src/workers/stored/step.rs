@@ -1,0 +1,278 @@
+//! `durability: step`: each step is saved before its answer.
+//!
+//! Before a batch runs, [`Stored::check`] asks the store whether this server still owns the batch's sequences, and takes
+//! back those that another server has taken. After the run and before any answer is sent, [`Stored::save_steps`] saves the new
+//! states. If a save fails, the request gets an error and this server forgets the sequence: the store has the state of the
+//! last answer, and the next request takes it from there. So no state is lost after its answer, and no answer is sent before
+//! its state is saved.
+
+use sequences::scheduler::{Lookup, Over, OverBy};
+use sequences::{Outcome, SequenceId};
+use state_store::{Change, Hold, Saved};
+
+use super::{Found, Member, Sequence, Stored, failed, key_of, refuse, tell_steps};
+use crate::batch::Row;
+use crate::error::{AdmissionError, RequestError, StoredError};
+use crate::instance::Instance;
+use crate::model::{Answered, Lease};
+use crate::panic;
+
+/// Bytes of states that are sent to the store together, unless one has more.
+const MOST_BYTES_TOGETHER: usize = 8 << 20;
+
+/// What a request leaves to be saved.
+struct Unsaved {
+    /// The position of its answer.
+    at: usize,
+    lane: u32,
+    id: SequenceId,
+    key: Vec<u8>,
+    /// `None` for a START.
+    hold: Option<Hold>,
+    /// The new state; `None` if the sequence is over.
+    state: Option<Vec<u8>>,
+}
+
+impl Unsaved {
+    fn change(&self) -> Change<'_> {
+        match (&self.hold, &self.state) {
+            (Some(hold), Some(state)) => Change::Step(hold, state),
+            (None, Some(state)) => Change::Start(&self.key, state),
+            (Some(hold), None) => Change::End(hold),
+            (None, None) => Change::Erase(&self.key),
+        }
+    }
+}
+
+impl Stored {
+    /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
+    pub(super) fn check(&self, instance: &mut Instance, rows: &mut [Row]) {
+        let mut to_check = Vec::new();
+        for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.is_under_way()) {
+            let Some(lane) = row.key.as_ref().and_then(|key| key.lane) else { continue };
+            let owned = self.sequences.lock().get_mut(lane).map(|of| (of.hold.clone(), of.state.take()));
+            match owned {
+                Some((_, Some(state))) => self.adopt(instance, row, &state),
+                Some((hold, None)) => to_check.push((at, lane, hold)),
+                // A START. It becomes this server's when it is saved.
+                None => {}
+            }
+        }
+        let holds: Vec<_> = to_check.iter().map(|(_, _, hold)| hold).collect();
+        let are_ours = match self.keeper.check(&holds) {
+            Ok(are_ours) => are_ours,
+            Err(source) => {
+                for (at, lane, _) in to_check {
+                    refuse(&mut rows[at], |id| failed(id, &source));
+                    // The END ends it here. In the store it goes on, so that the END can be sent again.
+                    self.forget(Some(lane).filter(|_| rows[at].end));
+                }
+                return;
+            }
+        };
+        // One that a START here has replaced has requests that came before the START, and its state is here.
+        let is_moved = |((_, lane, _), is_ours): &(&(usize, u32, Hold), bool)| !is_ours && !self.is_replaced(*lane);
+        let moved = to_check.iter().zip(are_ours).filter(is_moved);
+        let moved: Vec<_> = moved.map(|(&(at, lane, _), _)| (at, lane)).collect();
+        if moved.is_empty() {
+            return;
+        }
+        let over: Vec<_> = moved.iter().map(|&(_, lane)| Over { lane, why: OverBy::Replaced }).collect();
+        self.forget(over.iter().map(|over| over.lane));
+        instance.end(&over);
+        let id = |at: usize| rows[at].key.as_ref().map(|key| key.id.clone());
+        let lookup = |&(at, lane): &(usize, u32)| Some(Lookup { lane, id: id(at)?, starts: false });
+        let lookups: Vec<_> = moved.iter().filter_map(lookup).collect();
+        // A worker doesn't wait until another server has answered.
+        let claimed = self.claim(lookups.iter().map(|of| (of, false)));
+        for ((at, lane), found) in moved.into_iter().zip(claimed) {
+            match found {
+                Found::Taken => {
+                    let state = self.sequences.lock().get_mut(lane).and_then(|of| of.state.take());
+                    self.adopt(instance, &mut rows[at], &state.unwrap_or_default());
+                }
+                Found::Missing => refuse(&mut rows[at], |id| AdmissionError::Missing(id.clone()).into()),
+                Found::Later => refuse(&mut rows[at], |id| StoredError::Moved(id.clone()).into()),
+                Found::No(error) => refuse(&mut rows[at], |_| error),
+            }
+        }
+    }
+
+    /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved. `left`: the rows that
+    /// have steps left.
+    pub(super) fn save_steps(
+        &self,
+        instance: &mut Instance,
+        answered: &mut [Answered],
+        left: &[Row],
+        members: &[Member],
+    ) {
+        let (mut unsaved, mut bytes) = (Vec::new(), 0);
+        // A sequence that has ended before one with its id that has begun.
+        let mut order: Vec<_> = (0..answered.len()).collect();
+        order.sort_by_key(|&at| answered[at].finished.map(|finished| finished.lane));
+        for at in order {
+            match self.unsaved(instance, &mut answered[at], at, members) {
+                None => {}
+                Some(of) => {
+                    bytes += of.state.as_ref().map_or(0, Vec::len);
+                    unsaved.push(of);
+                }
+            }
+            if bytes > MOST_BYTES_TOGETHER {
+                self.send(instance, answered, std::mem::take(&mut unsaved));
+                bytes = 0;
+            }
+        }
+        self.send(instance, answered, unsaved);
+        self.note_starts(left, members);
+    }
+
+    /// Takes the records of STARTs that have steps left. So what other servers do with their ids meanwhile is not overwritten
+    /// when they have made their last step, or have failed.
+    fn note_starts(&self, left: &[Row], members: &[Member]) {
+        let lane = |row: &Row| row.key.as_ref().and_then(|key| key.lane);
+        let is_left = |member: &&Member| left.iter().any(|row| lane(row) == Some(member.lane));
+        let begins: Vec<_> = members.iter().filter(|of| of.starts && !of.is_under_way).filter(is_left).collect();
+        let keys: Vec<_> = begins.iter().map(|member| key_of(&member.id)).collect();
+        let changes: Vec<_> = keys.iter().map(|key| Change::Start(key, b"")).collect();
+        match self.keeper.save(&changes) {
+            Ok(saved) => {
+                for (member, saved) in begins.into_iter().zip(saved) {
+                    if let Saved::Done(hold) = saved {
+                        let key = key_of(&member.id);
+                        let sequence = Sequence { starts: true, ..Sequence::new(key, hold) };
+                        self.sequences.lock().insert(member.lane, sequence);
+                    }
+                }
+            }
+            // They are saved as a whole after their last step.
+            Err(error) => log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len()),
+        }
+    }
+
+    /// What a request leaves to be saved.
+    fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
+        let finished = of.finished?;
+        let lane = finished.lane;
+        let Member { id, starts, is_under_way, .. } = members.iter().find(|member| member.lane == lane)?;
+        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone());
+        if hold.is_none() && !starts {
+            // It was not found in the store, or could not be taken from there.
+            return None;
+        }
+        if hold.is_none() && *is_under_way && finished.outcome != Outcome::Advanced {
+            // Its START was not noted in the store, so what the record has may be another server's by now.
+            return None;
+        }
+        let unsaved = |state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), state };
+        match finished.outcome {
+            _ if finished.ends => Some(unsaved(None)),
+            Outcome::Advanced => {
+                let lease = of.lease.as_ref()?;
+                match panic::catch_result(|| instance.saveable(lease)) {
+                    Ok(saved) => saved.map(|state| unsaved(Some(state))),
+                    Err(error) => {
+                        self.fail_unsaved(instance, of, lane, error);
+                        None
+                    }
+                }
+            }
+            // A START that has failed.
+            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(None)),
+            // The state is as it was saved.
+            Outcome::Failed | Outcome::RunFailed => None,
+            // The store still has the state of the last answer.
+            Outcome::Lost => {
+                self.forget([lane]);
+                None
+            }
+        }
+    }
+
+    fn send(&self, instance: &Instance, answered: &mut [Answered], unsaved: Vec<Unsaved>) {
+        let changes: Vec<_> = unsaved.iter().map(Unsaved::change).collect();
+        match self.keeper.save(&changes) {
+            Ok(saved) => {
+                for (of, saved) in unsaved.iter().zip(saved) {
+                    let answered = &mut answered[of.at];
+                    match (saved, &of.state) {
+                        (Saved::Done(hold), Some(_)) => {
+                            self.own(of, hold);
+                            tell_saved(answered);
+                        }
+                        (Saved::Done(_), None) => {
+                            self.forget([of.lane]);
+                            tell_saved(answered);
+                        }
+                        // Its client has already started the next sequence with its id, so no server goes on with it.
+                        (Saved::Moved, _) if self.is_replaced(of.lane) => {
+                            self.forget(Some(of.lane).filter(|_| of.state.is_none()));
+                        }
+                        (Saved::Moved | Saved::Asked, _) => {
+                            self.fail_unsaved(instance, answered, of.lane, StoredError::Moved(of.id.clone()).into());
+                        }
+                        (Saved::Ended | Saved::Absent, _) => {
+                            self.fail_unsaved(
+                                instance,
+                                answered,
+                                of.lane,
+                                AdmissionError::Missing(of.id.clone()).into(),
+                            );
+                        }
+                    }
+                }
+            }
+            Err(source) => {
+                for of in &unsaved {
+                    self.fail_unsaved(instance, &mut answered[of.at], of.lane, failed(&of.id, &source));
+                }
+            }
+        }
+    }
+
+    /// Whether a younger sequence of this server has the id.
+    fn is_replaced(&self, lane: u32) -> bool {
+        self.sequences.lock().is_replaced(lane)
+    }
+
+    /// A state of a sequence is in the store.
+    fn own(&self, of: &Unsaved, hold: Hold) {
+        let mut owned = self.sequences.lock();
+        match owned.get_mut(of.lane) {
+            Some(sequence) => (sequence.hold, sequence.starts) = (hold, false),
+            None => owned.insert(of.lane, Sequence::new(of.key.clone(), hold)),
+        }
+    }
+
+    /// A state could not be saved: its request fails, and the sequence is forgotten here.
+    fn fail_unsaved(&self, instance: &Instance, of: &mut Answered, lane: u32, error: RequestError) {
+        self.forget([lane]);
+        if of.answer.as_ref().is_some_and(|answer| !answer.is_error()) {
+            instance.sequences().metrics.count_failed(error.reason());
+            of.request.fail_instead(&mut of.answer, error.into());
+        }
+        of.lease.iter_mut().for_each(Lease::spoil);
+        if let Some(finished) = &mut of.finished {
+            finished.outcome = Outcome::Lost;
+        }
+    }
+
+    /// Sequences of this server are over without a request. One that was idle for too long stays in the store.
+    pub(super) fn end(&self, over: &[Over]) {
+        let owned: Vec<_> = {
+            let mut owned = self.sequences.lock();
+            over.iter().filter_map(|of| Some((of.why, owned.remove(of.lane)?.hold))).collect()
+        };
+        let is_over = |(why, _): &&(OverBy, Hold)| *why == OverBy::Replaced;
+        let ends: Vec<_> = owned.iter().filter(is_over).map(|(_, hold)| Change::End(hold)).collect();
+        if let Err(error) = self.keeper.save(&ends) {
+            log::warn!("{} sequences that were replaced stay in the store until they expire: {error}", ends.len());
+        }
+    }
+}
+
+/// Tells a client that all steps are saved.
+fn tell_saved(answered: &Answered) {
+    answered.steps.into_iter().for_each(|steps| tell_steps(answered, steps, steps));
+}

@@ -1,0 +1,153 @@
+"""Two servers that save steps after their answers: the owner of a sequence is asked before another server takes it."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from harness import models
+from harness.models import ledger
+from harness.own import fails_with, fed, total
+from harness.raw import Refused, Unary
+from harness.stored import NEVER_MS, Diary, saved_later, word
+
+
+@pytest.fixture
+def two(deploy):
+    return deploy(control_model=False), deploy(control_model=False)
+
+
+def served(two, model):
+    for deployment in two:
+        deployment.serve(model)
+    return model
+
+
+@pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
+def test_a_sequence_that_moves_from_a_living_server_loses_nothing(two, connect, location_of_valkey, interval_ms):
+    """The owner has 250 ms to answer. On a busy machine that can be too short, then the next sequence is tried."""
+    model = served(two, saved_later(models.lstm("moves"), location_of_valkey, interval_ms, worker_count=2))
+    clients = [connect(deployment) for deployment in two]
+    for number in range(1, 10):
+        talk = Diary(clients[0], model, number)
+        talk.start()
+        talk.step()
+        try:
+            for step in range(6):
+                # nothing has saved the steps but the move
+                talk.client = clients[step % 2]
+                talk.step()
+                talk.step()
+        except Refused as error:
+            assert word(error) == "SEQUENCE_NOT_SAVED", error
+            continue
+        talk.end()
+        for talk.client in clients:
+            with fails_with("SEQUENCE_MISSING"):
+                talk.step()
+        if talk.lost == 0:
+            return
+    pytest.fail("each sequence lost a step")
+
+
+def test_sequences_alternate_at_random(two, location_of_valkey):
+    """Each answer is right for the number of steps that it names, and no step that was said to be saved is lost."""
+    kinds = [
+        served(two, saved_later(ledger("alternate_ledger"), location_of_valkey, worker_count=2)),
+        served(two, saved_later(models.lstm("alternate_lstm"), location_of_valkey, None)),
+    ]
+    failed: list[BaseException] = []
+    lost = [0] * 6
+
+    def wander(number: int) -> None:
+        rng = random.Random(number)
+        clients = [Unary(deployment) for deployment in two]
+        try:
+            for _life in range(3):
+                # an id is used by one client, again and again
+                talk = Diary(clients[0], kinds[number % 2], 100 + number)
+                talk.start()
+                for _ in range(12):
+                    talk.client = rng.choice(clients)
+                    try:
+                        talk.step()
+                    except Refused as error:
+                        assert word(error) in ("SEQUENCE_NOT_SAVED", "SEQUENCE_MOVED"), error
+                        if word(error) == "SEQUENCE_NOT_SAVED":
+                            talk.start()
+                talk.end()
+                lost[number] += talk.lost
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            for client in clients:
+                client.close()
+
+    threads = [threading.Thread(target=wander, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    # most moves lose nothing
+    assert sum(lost) < 100, lost
+
+
+def test_requests_that_wait_for_a_sequence_which_leaves_are_sent_on(two, connect, location_of_valkey):
+    model = served(two, saved_later(models.work("leaves"), location_of_valkey, NEVER_MS))
+    old, new = (connect(deployment) for deployment in two)
+    for number in range(1, 20):
+        sequence = {"sequence_id": number}
+        assert total(old.ask(model.name, fed(1), {**sequence, "sequence_start": True})) == 1
+        running = old.send(model.name, fed(10, 200), sequence)
+        time.sleep(0.03)
+        queued = old.send(model.name, fed(500), sequence)
+        try:
+            moved = total(new.ask(model.name, fed(100), sequence))
+        except Refused as error:
+            # the run took longer than the owner may take
+            assert word(error) == "SEQUENCE_NOT_SAVED", error
+            moved = 0
+        if total(running.answer()) != 11 or moved != 111:
+            with contextlib.suppress(Refused):
+                queued.answer()
+            continue
+        try:
+            # it came to the old server after the sequence had left, and took it back
+            assert total(queued.answer()) == 611
+            continue
+        except Refused as error:
+            assert word(error) == "SEQUENCE_MOVED" and error.code == "UNAVAILABLE", error
+        # sent again, it is made
+        assert total(old.ask(model.name, fed(5), sequence)) == 116
+        return
+    pytest.fail("no sequence moved while its request ran")
+
+
+def test_a_dead_owner_is_not_asked_and_a_frozen_one_not_waited_for(two, connect, location_of_valkey):
+    model = served(two, saved_later(models.lstm("frozen"), location_of_valkey))
+    frozen, dead = (Diary(connect(two[0]), model, number) for number in (1, 2))
+    for talk in (frozen, dead):
+        talk.start()
+        talk.step()
+    two[0].settles("stateful_oldest_unsaved_step_seconds", model, 0)
+    os.kill(two[0].server.pid, signal.SIGSTOP)
+    frozen.client = connect(two[1])
+    frozen.step()
+    assert (frozen.answered, frozen.lost) == (3, 0)
+    os.kill(two[0].server.pid, signal.SIGCONT)
+    # it hears that it was asked
+    two[0].settles("stateful_live_sequences", model, 1)
+    frozen.client = connect(two[0])
+    while frozen.answered < 8:
+        frozen.step()
+    assert dead.lost == 0
+    two[0].kill()
+    for talk in (frozen, dead):
+        talk.client = connect(two[1])
+        talk.step()
+    assert dead.lost == 0
