@@ -168,6 +168,6 @@ mod tests {
         let error = config(&[("max_steps_per_request", "5")]).unwrap_err().to_string();
         assert!(error.contains("max_steps_per_request") && error.contains("input_windows"), "{error}");
         let error = config(&[("input_windows", "a=1"), ("max_steps_per_request", "0")]).unwrap_err().to_string();
-        assert!(error.contains("1 or more"), "{error}");
+        assert!(error.contains("from 1 to 4294967296"), "{error}");
     }
 }
