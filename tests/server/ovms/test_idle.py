@@ -67,7 +67,7 @@ def test_a_sequence_that_is_removed_makes_room_for_a_start_that_waits(serve, con
 @through_gateway
 @pytest.mark.parametrize(
     "rule",
-    [{"sequence_cleaner_poll_wait_minutes": SELDOM}, {"sequence_idle_timeout_ms": 1200}],
+    [{"sequence_cleaner_poll_wait_minutes": SELDOM}, {"sequence_idle_timeout_ms": 5000}],
     ids=["scans", "precise"],
 )
 def test_o44_a_sequence_that_goes_on_is_not_removed(deployment, serve, connect, rule):
