@@ -29,6 +29,7 @@ from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
 from support import paths
+from support.arguments import positive
 from support.cpu_use import CORES
 from support.real_time import STATE_BYTES, Try, tries
 from support.real_time_senders import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedError, streams_of
@@ -404,10 +405,10 @@ def main() -> int:
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--streams", type=_positive, default=48, metavar="N", help="streams at once in part 1 (default: 48)")
+    option("--streams", type=positive, default=48, metavar="N", help="streams at once in part 1 (default: 48)")
     option(
         "--real-time",
-        type=_positive,
+        type=positive,
         default=300,
         metavar="N",
         help="streams in part 2; fewer if the pace is not held (default: 300)",
@@ -429,13 +430,6 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
 
 
 if __name__ == "__main__":

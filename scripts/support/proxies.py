@@ -10,14 +10,13 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from support.paths import BUILD, ROOT
-from support.server import DIE_WITH_PARENT, HOST, ServerError, free_port
+from support.server import HOST, ServerError, dying_with_parent, free_ports
 
 KINDS = ["envoy", "haproxy"]
 
@@ -42,23 +41,19 @@ def configuration(kind: str, servers: Sequence[Ports], own: Ports, admin: int) -
         if line.lstrip().startswith("#"):
             continue
         if "triton-1" in line:
-            lines += [_for_server(line, f"triton-{number}", ports) for number, ports in enumerate(servers, 1)]
+            for number, server in enumerate(servers, 1):
+                at_host = line.replace("address: triton-1", f"address: {HOST}").replace("triton-1:", f"{HOST}:")
+                lines.append(_with_ports(at_host.replace("triton-1", f"triton-{number}"), server))
         elif "triton-" not in line or "listen" in line:
-            line = re.sub(r"(address: )0\.0\.0\.0(, port_value: )8001", rf"\g<1>{HOST}\g<2>{own.grpc}", line)
-            line = re.sub(r"(address: )0\.0\.0\.0(, port_value: )8000", rf"\g<1>{HOST}\g<2>{own.http}", line)
-            line = line.replace("9901", str(admin))
-            line = line.replace("bind :8001", f"bind {HOST}:{own.grpc}").replace(
-                "bind :8000", f"bind {HOST}:{own.http}"
-            )
-            lines.append(line)
+            at_host = line.replace("0.0.0.0", HOST).replace("bind :", f"bind {HOST}:")
+            lines.append(_with_ports(at_host, own, admin))
     return "\n".join(lines) + "\n"
 
 
-def _for_server(line: str, name: str, ports: Ports) -> str:
-    line = (
-        line.replace("address: triton-1", f"address: {HOST}").replace("triton-1:", f"{HOST}:").replace("triton-1", name)
-    )
-    return line.replace("8001", str(ports.grpc)).replace("8000", str(ports.http))
+def _with_ports(line: str, ports: Ports, admin: int = 0) -> str:
+    """All at once, because one of the new ports may be 28000."""
+    new = {"8001": ports.grpc, "8000": ports.http, "9901": admin}
+    return re.sub(r"\b(8001|8000|9901)\b", lambda found: str(new[found[0]]), line)
 
 
 class Proxy:
@@ -72,22 +67,21 @@ class Proxy:
         program = _PROGRAMS[self.kind]
         if not program.exists():
             raise ServerError(f"there is no {program}: run scripts/setup --cluster")
-        ports: list[int] = []
-        for _ in range(3):
-            ports.append(free_port(HOST, exclude=ports))
-        self._ports = Ports(ports[0], ports[1])
+        grpc, http, admin = free_ports(HOST, 3)
+        self._ports = Ports(grpc, http)
         self.folder.mkdir(parents=True, exist_ok=True)
         suffix = _CONFIGURATIONS[self.kind].suffix
         file, log = self.folder / f"{self.kind}{suffix}", self.folder / f"{self.kind}.log"
-        file.write_text(configuration(self.kind, self.servers, self._ports, ports[2]))
-        words = [str(program), "-c", str(file), "--disable-hot-restart", "--concurrency", "2", "-l", "warn"]
-        if self.kind == "haproxy":
-            words = [str(program), "-db", "-f", str(file)]
-        libraries = {"LD_LIBRARY_PATH": str(program.parent / "lib")} if self.kind == "haproxy" else {}
+        file.write_text(configuration(self.kind, self.servers, self._ports, admin))
+        libraries = {}
+        if self.kind == "envoy":
+            words = ["-c", str(file), "--disable-hot-restart", "--concurrency", "2", "-l", "warn"]
+        else:
+            words = ["-db", "-f", str(file)]
+            libraries = {"LD_LIBRARY_PATH": str(program.parent / "lib")}
         with log.open("wb") as output:
-            launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
             self._process = subprocess.Popen(
-                [*launcher, *words],
+                dying_with_parent([str(program), *words]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

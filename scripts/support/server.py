@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 # Runs in the child before tritonserver takes its place: keeps the pid, needs no fork handlers in a parent that has
 # gRPC threads. The parent may have died before the wish was registered, hence the second look.
-DIE_WITH_PARENT = f"""
+_DIE_WITH_PARENT = f"""
 import ctypes, os, sys
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
@@ -276,9 +276,8 @@ class TritonServer:
         self._choose_ports()
         self._open_log()
         self._id = f"triton-{uuid.uuid4().hex[:12]}"
-        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
         self._process = subprocess.Popen(
-            [*launcher, str(paths.TRITONSERVER), *self._arguments()],
+            dying_with_parent([str(paths.TRITONSERVER), *self._arguments()]),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -395,6 +394,19 @@ def resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
     return int(kilobytes) * 1024
+
+
+def dying_with_parent(command: list[str]) -> list[str]:
+    """The command of a process that is killed when the thread that starts it ends. Its program is a path."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
+def free_ports(address: str, count: int) -> list[int]:
+    """So many ports, all different."""
+    ports: list[int] = []
+    for _ in range(count):
+        ports.append(free_port(address, exclude=ports))
+    return ports
 
 
 def free_port(address: str, exclude: Collection[int]) -> int:

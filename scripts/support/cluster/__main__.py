@@ -20,8 +20,9 @@ from pathlib import Path
 from rich.console import Console
 
 from support import paths
+from support.arguments import positive
 from support.cluster import report
-from support.cluster.faults import Faults, all_compared
+from support.cluster.faults import Faults
 from support.cluster.servers import Servers
 from support.cluster.streams import MODEL, Clock, Speakers
 from support.proxies import KINDS, Proxy
@@ -48,7 +49,7 @@ async def run_all(speakers: Speakers, faults: Faults, seconds: float, chaos_seed
         else:
             await faults.chaos(seconds, chaos_seed)
         await talking
-        await all_compared()
+        await faults.compared()
     finally:
         talking.cancel()
 
@@ -106,13 +107,13 @@ def main() -> int:
     option("--durability", default="step", metavar="LEVEL", help="`durability` of the model (default: step)")
     option(
         "--servers",
-        type=_positive,
+        type=positive,
         default=3,
         metavar="N",
         help="servers, in addition to the one that joins (default: 3)",
     )
-    option("--streams", type=_positive, default=16, metavar="N", help="streams at a time (default: 16)")
-    option("--seconds", type=_positive, default=40, metavar="S", help="how long the streams live (default: 40)")
+    option("--streams", type=positive, default=16, metavar="N", help="streams at a time (default: 16)")
+    option("--seconds", type=positive, default=40, metavar="S", help="how long the streams live (default: 40)")
     option(
         "--chaos",
         type=float,
@@ -135,13 +136,6 @@ def main() -> int:
     except ServerError as error:
         console.print(f"failed: {error}", style="red", markup=False, highlight=False)
         return 1
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
 
 
 if __name__ == "__main__":

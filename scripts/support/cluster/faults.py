@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import tritonclient.grpc.aio as grpc_client
@@ -47,6 +48,8 @@ class Faults:
     away: list[tuple[int | str, float, float]] = field(default_factory=list)
     #: How often a server ended that no fault had killed.
     crashes: int = 0
+    #: Each finds out which sequences an event moves. asyncio itself keeps no task alive.
+    _comparing: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def timeline(self, seconds: float) -> None:
         """A server dies and comes back, another one joins, and the store is stopped."""
@@ -109,6 +112,10 @@ class Faults:
                     self._leaves(other)
                     await self._start(other)
 
+    async def compared(self) -> None:
+        """Waits until `moved` of the last events is known."""
+        await asyncio.gather(*self._comparing)
+
     async def _until(self, at_s: float) -> None:
         await asyncio.sleep(max(0, at_s - self.clock()))
 
@@ -127,54 +134,34 @@ class Faults:
             for one, since, until in self.away
         ]
 
-    def _noted(self, what: str) -> _Noted:
-        return _Noted(self, what)
+    @asynccontextmanager
+    async def _noted(self, what: str) -> AsyncIterator[None]:
+        """Notes what the block does. The sequences that it moves are those whose header then leads to another server."""
+        live = {number: dict(headers) for number, headers in self.speakers.live.items()}
+        before = await self._places(live)
+        yield
+        event = Event(self.clock(), what)
+        self.events.append(event)
+        self.tell(f"{event.at_s:6.1f} s  {what}")
+        self._comparing.append(asyncio.create_task(self._compare(event, live, before)))
 
-
-class _Noted:
-    """Notes an event, and which sequences move because of it: those whose header then leads to another server."""
-
-    def __init__(self, faults: Faults, what: str) -> None:
-        self.faults, self.what = faults, what
-
-    async def __aenter__(self) -> None:
-        self.headers = {number: dict(headers) for number, headers in self.faults.speakers.live.items()}
-        self.before = await self._places()
-
-    async def __aexit__(self, *_: object) -> None:
-        event = Event(self.faults.clock(), self.what)
-        self.faults.events.append(event)
-        self.faults.tell(f"{event.at_s:6.1f} s  {self.what}")
-        self.task = asyncio.create_task(self._compare(event))
-        _comparing.add(self.task)
-        self.task.add_done_callback(_comparing.discard)
-
-    async def _compare(self, event: Event) -> None:
+    async def _compare(self, event: Event, live: dict[int, dict[str, str]], before: dict[int, int | None]) -> None:
         """Once the proxy has noticed it."""
         await asyncio.sleep(WATCHED_S * 0.75)
-        after = await self._places()
+        after = await self._places(live)
         event.moved = [
-            number for number, place in self.before.items() if place is not None and after[number] not in (None, place)
+            number for number, place in before.items() if place is not None and after[number] not in (None, place)
         ]
 
-    async def _places(self) -> dict[int, int | None]:
+    async def _places(self, live: dict[int, dict[str, str]]) -> dict[int, int | None]:
         """The number of the server that each sequence's header leads to."""
-        numbers = {server.name: number for number, server in enumerate(self.faults.servers.servers)}
+        numbers = {server.name: number for number, server in enumerate(self.servers.servers)}
         places: dict[int, int | None] = {}
-        async with grpc_client.InferenceServerClient(self.faults.speakers.url) as client:
-            for number, headers in self.headers.items():
+        async with grpc_client.InferenceServerClient(self.speakers.url) as client:
+            for number, headers in live.items():
                 try:
                     metadata = await client.get_server_metadata(headers=dict(headers), client_timeout=1)
                     places[number] = numbers.get(metadata.name)
                 except InferenceServerException:
                     places[number] = None
         return places
-
-
-#: asyncio itself keeps no task alive.
-_comparing: set[asyncio.Task[None]] = set()
-
-
-async def all_compared() -> None:
-    """Waits for the last events."""
-    await asyncio.gather(*_comparing)

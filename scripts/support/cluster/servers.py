@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from support.proxies import Ports
-from support.server import HOST, TritonServer, free_port
+from support.server import HOST, TritonServer, free_ports
 
 
 class Servers:
@@ -18,23 +18,23 @@ class Servers:
         self._running = count if running is None else running
         self._closing = contextlib.ExitStack()
         self.servers: list[TritonServer] = []
-        taken: list[int] = []
+        self.ports: list[Ports] = []
+        free = free_ports(HOST, 3 * count)
         for number in range(count):
-            for _ in range(3):
-                taken.append(free_port(HOST, exclude=taken))
+            grpc, http, metrics = free[3 * number : 3 * number + 3]
+            self.ports.append(Ports(grpc, http))
             self.servers.append(
                 TritonServer(
                     repository,
                     backends=backends,
-                    grpc_port=taken[-3],
-                    http_port=taken[-2],
-                    metrics_port=taken[-1],
+                    grpc_port=grpc,
+                    http_port=http,
+                    metrics_port=metrics,
                     log_path=folder / f"server-{number + 1}.log",
                     extra_args=["--exit-timeout-secs=3"],
                     env={"CUDA_VISIBLE_DEVICES": ""},
                 )
             )
-        self.ports = [Ports(taken[at], taken[at + 1]) for at in range(0, len(taken), 3)]
 
     def __enter__(self) -> Servers:
         try:

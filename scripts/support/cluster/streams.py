@@ -77,6 +77,10 @@ class Speakers:
     lives: list[Life] = field(default_factory=list)
     live: dict[int, dict[str, str]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._recording = read_recording()
+        self._rng = random.Random(self.seed)
+
     async def run(self, seconds: float) -> None:
         """Until all sequences have ended that begin in this time; they end soon after it."""
         async with grpc_client.InferenceServerClient(self.url) as client:
@@ -122,7 +126,3 @@ class Speakers:
         finally:
             del self.live[sequence.id]
         return due_s
-
-    def __post_init__(self) -> None:
-        self._recording = read_recording()
-        self._rng = random.Random(self.seed)

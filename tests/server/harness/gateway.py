@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 import requests
 
 from support import paths
-from support.server import DIE_WITH_PARENT, HOST, free_port, resident_bytes
+from support.server import HOST, dying_with_parent, free_ports, resident_bytes
 
 PROGRAM = paths.OVMS
 
@@ -44,7 +43,7 @@ class Gateway:
         cwd: Path | None = None,
         ready: bool = True,
     ):
-        grpc_port, rest_port = ports or (free_port(HOST, ()), free_port(HOST, ()))
+        grpc_port, rest_port = ports or free_ports(HOST, 2)
         self.grpc_url, self.rest_url = f"{HOST}:{grpc_port}", f"{HOST}:{rest_port}"
         self.log = tempfile.TemporaryFile()
         given = [str(argument) for argument in arguments]
@@ -52,9 +51,8 @@ class Gateway:
         for option in ("--grpc_bind_address", "--rest_bind_address"):
             if not any(argument.startswith(option) for argument in given):
                 addresses.append(f"{option}={HOST}")
-        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
         self.process = subprocess.Popen(
-            [*launcher, str(PROGRAM), *addresses, *given],
+            dying_with_parent([str(PROGRAM), *addresses, *given]),
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
