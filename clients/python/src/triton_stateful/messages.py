@@ -116,9 +116,8 @@ class Request:
     then: Count | None = None  # how far the sequence is after it; None if the client can't tell
     sets: bool = False  # it changes states without an inference
     decoupled: bool = False  # the model sends an answer for each step
-    headers: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the request, or of the stream that carries only this request
+    #: Of the request, or of the stream that carries only this request.
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from triton_stateful.messages import Count, Doing, Outputs, Parameter, Pause, Re
 from triton_stateful.model import INFO
 from triton_stateful.retry import Retry
 
-#: Parameters of each answer of a model with a store, except that to an END.
+#: A parameter of each answer of a model with a store.
 _SAVED = "stateful_steps_saved"
 
 
@@ -36,21 +36,21 @@ class Unsaved:
         self._limit = limit
         self._kept: deque[_Kept] = deque()
         self._size = 0
-        self._saved: Parameter | None = 0  # None: the model has no store
+        self._saved = 0
 
     def __bool__(self) -> bool:
         return bool(self._kept)
 
     def note(self, request: Request, parameters: Mapping[str, Parameter], before: Count, after: Count) -> None:
         """Keeps a request that has changed the sequence, unless the answer says that it is saved. Forgets those that are."""
-        self._saved = None if request.end else parameters.get(_SAVED)
-        self.note_unsaid(request, before, after)
+        if request.end or _SAVED not in parameters:
+            self.clear()
+        else:
+            self._saved = int(parameters[_SAVED])
+            self.note_unsaid(request, before, after)
 
     def note_unsaid(self, request: Request, before: Count, after: Count) -> None:
         """The same for a request whose answer is lost."""
-        if self._saved is None:
-            self.clear()
-            return
         if "clone_of" in request.parameters or "resume" in request.parameters:
             # Sent again, it would begin with another state.
             self.clear()
@@ -58,26 +58,26 @@ class Unsaved:
             size = sum(tensor.value.nbytes for tensor in request.inputs)
             self._kept.append(_Kept(request, before, after, size))
             self._size += size
-        self._forget(int(self._saved))
+        self._forget()
 
     def hear(self, parameters: Mapping[str, Parameter]) -> None:
         """Of the answer to a request that has changed nothing."""
         if _SAVED in parameters:
-            self._saved = parameters[_SAVED]
-            self._forget(int(self._saved))
+            self._saved = int(parameters[_SAVED])
+            self._forget()
 
-    def _forget(self, saved: int) -> None:
-        while self._kept and (self._kept[0].is_in(saved) or self._size > self._limit):
+    def _forget(self) -> None:
+        while self._kept and (self._kept[0].is_in(self._saved) or self._size > self._limit):
             self._size -= self._kept.popleft().size
 
     def clear(self) -> None:
         self._kept.clear()
         self._size, self._saved = 0, 0
 
-    def is_stale(self, made: int | None) -> bool:
+    def is_stale(self, made: int) -> bool:
         """Whether a server has made fewer steps than are saved. It was paused, and doesn't know yet that another server has
         continued the sequence."""
-        return made is not None and made < int(self._saved or 0)
+        return made < self._saved
 
     def explains(self, count: Count) -> bool:
         """Whether a server that has made only so many steps can be set right."""
@@ -100,28 +100,27 @@ def resend(unsaved: Unsaved, query: Request, count: Count, retry: Retry, failed:
         try:
             here = yield from _ask(unsaved, query)
             lost = [] if here == count else unsaved.since(here)
-            if lost is None and here is not None and here.steps >= count.steps:
-                # The request has run, or another client is there. The server tells when it comes again.
-                return True
-            if lost is None and here is not None and unsaved.is_stale(here.steps) and failed + 1 < retry.attempts:
-                failed += 1
-                yield Pause(retry.pause(failed))
-                continue
-            if lost is None:
-                break
-            for request in lost:
+            for request in lost or ():
                 answer: Outputs = yield request
                 unsaved.hear(answer.parameters)
-            return True
         except (Unavailable, StepConflict, SequenceMissing, SequenceAlreadyExists):
             # A copy that came late may have run, or this server has died, too.
             failed += 1
             if failed >= retry.attempts:
                 raise
-            yield Pause(retry.pause(failed))
-    if here is None:
-        # Nothing of it was saved, or it has ended or expired: the caller's request is told so.
-        return False
+        else:
+            if lost is not None:
+                return True
+            if here is None:
+                # Nothing of it was saved, or it has ended or expired: the caller's request is told so.
+                return False
+            if here.steps >= count.steps:
+                # The request has run, or another client is there. The server tells when it comes again.
+                return True
+            failed += 1
+            if failed >= retry.attempts or not unsaved.is_stale(here.steps):
+                break
+        yield Pause(retry.pause(failed))
     error = StepsLost(
         f"sequence {query.sequence_id} continues after step {here.steps} of {count.steps}, because a server died before it had "
         f"saved the later ones, and this client no longer has all of their inputs (keep_bytes is {retry.keep_bytes})"
