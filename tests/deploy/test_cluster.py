@@ -109,7 +109,7 @@ def test_fields_and_types_are_those_of_the_schemas(all_documents, validate):
     ],
 )
 def test_a_wrong_field_or_type_is_found(all_documents, validate, kind, path, value):
-    [wrong] = [copy.deepcopy(document) for document in all_documents if document["kind"] == kind][:1]
+    wrong = copy.deepcopy(next(document for document in all_documents if document["kind"] == kind))
     place = wrong
     for step in path[:-1]:
         place = place[step]

@@ -41,6 +41,12 @@ def location_of_file(tmp_path):
 
 
 @pytest.fixture
+def two(deploy):
+    """Two servers, for models that share a store."""
+    return deploy(control_model=False), deploy(control_model=False)
+
+
+@pytest.fixture
 def connect():
     """Connects clients, which are closed with the test."""
     with contextlib.ExitStack() as opened:

@@ -172,10 +172,10 @@ def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, lo
         wanted.append(life)
     for inputs, parameters in sent:
         stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
-    came = dict(stream.reply() for _ in sent)
-    assert [
-        came[number] if isinstance(came[number], Refused) else total(came[number]) for number in sorted(came)
-    ] == wanted
+    came = stream.all_replies(len(sent))
+    refused = [reply for reply in came.values() if isinstance(reply, Refused)]
+    assert not refused, refused
+    assert [total(came[number]) for number in range(len(sent))] == wanted
     stream.close()
 
 

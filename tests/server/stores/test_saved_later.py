@@ -140,6 +140,21 @@ def test_a_server_that_stops_saves_its_sequences(deploy, connect, location, inte
 
 @both_stores
 @pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
+def test_a_model_that_is_unloaded_saves_its_sequences(deploy, connect, location, interval_ms):
+    model = saved_later(models.lstm("unloaded"), location, interval_ms, worker_count=2)
+    deployment = deploy()
+    talks = [Diary(connect(deployment), model, number) for number in range(1, 6)]
+    for made in (3, 6):
+        deployment.serve(model)
+        for talk in talks:
+            while talk.answered < made:
+                talk.step(start=talk.answered == 0)
+        deployment.unload(model)
+    assert [(talk.lost, talk.saved) for talk in talks] == [(0, 3)] * 5
+
+
+@both_stores
+@pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
 def test_a_sequence_that_was_idle_for_too_long_is_saved(deploy, connect, location, interval_ms):
     model = saved_later(ledger("idle_later"), location, interval_ms, sequence_idle_timeout_ms=30, max_sequence_number=1)
     deployment = deploy()

@@ -1,21 +1,17 @@
 """Two servers share a store, and a request may come to either of them."""
 
 import random
-import threading
 import time
+from functools import partial
 
 import pytest
 
 from harness import models
+from harness.conversations import together
 from harness.models import booked, ledger
 from harness.own import Talk, fails_with, fed, total
 from harness.raw import Refused
 from harness.stored import steps, stored, word
-
-
-@pytest.fixture
-def two(deploy):
-    return deploy(control_model=False), deploy(control_model=False)
 
 
 def test_requests_alternate_at_random(two, connect, location_of_valkey):
@@ -27,33 +23,22 @@ def test_requests_alternate_at_random(two, connect, location_of_valkey):
     for deployment in two:
         for model in served:
             deployment.serve(model)
-    failed: list[BaseException] = []
+    clients = [connect(deployment) for deployment in two]
 
     def wander(number: int) -> None:
-        try:
-            rng = random.Random(number)
-            clients = [connect_here(deployment) for deployment in two]
-            model = served[number % 2]
-            for life in range(2):
-                talk = Talk(clients[0], model, 100 + number)
-                for step in range(12):
-                    talk.client = rng.choice(clients)
-                    assert steps(talk.step(start=step == 0)) == (step + 1, step + 1), life
+        rng = random.Random(number)
+        for life in range(2):
+            talk = Talk(clients[0], served[number % 2], 100 + number)
+            for step in range(12):
                 talk.client = rng.choice(clients)
-                assert steps(talk.end()) == (13, 13)
-                for talk.client in clients:
-                    with fails_with("SEQUENCE_MISSING", talk.sequence_id):
-                        talk.step()
-        except BaseException as error:
-            failed.append(error)
+                assert steps(talk.step(start=step == 0)) == (step + 1, step + 1), life
+            talk.client = rng.choice(clients)
+            assert steps(talk.end()) == (13, 13)
+            for talk.client in clients:
+                with fails_with("SEQUENCE_MISSING", talk.sequence_id):
+                    talk.step()
 
-    connect_here = connect
-    threads = [threading.Thread(target=wander, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed
+    together(partial(wander, number) for number in range(6))
 
 
 def test_the_old_owner_of_a_sequence_answers_nothing_that_is_not_saved(two, connect, location_of_valkey):
