@@ -1,4 +1,6 @@
 //! Ends runs that take too long: on random data, a loop in a graph may never end.
+//!
+//! One thread watches all runs of a comparison, because there may be thousands of short ones.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +12,13 @@ use ort::session::RunOptions;
 /// How often the time of a run is looked at.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The options of runs, none of which takes longer than the limit. After one that did, all fail.
+/// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every later
+/// run with these options.
 pub struct RunLimit {
     limit: Duration,
     options: Arc<RunOptions>,
     began: Arc<Mutex<Option<Instant>>>,
-    stop: Option<Sender<()>>,
+    stop: Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -35,7 +38,7 @@ impl RunLimit {
         };
         let thread =
             thread::Builder::new().name("run limit".to_owned()).spawn(look).map_err(|error| error.to_string())?;
-        Ok(Self { limit, options, began, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { limit, options, began, stop, thread: Some(thread) })
     }
 
     /// The options of a run that begins now.
@@ -62,8 +65,8 @@ fn is_over(began: &Mutex<Option<Instant>>, limit: Duration) -> bool {
 
 impl Drop for RunLimit {
     fn drop(&mut self) {
-        // The thread ends when nobody can tell it to stop any more. It doesn't panic.
-        drop(self.stop.take());
+        // The thread ends at once, and doesn't panic.
+        let _ = self.stop.send(());
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

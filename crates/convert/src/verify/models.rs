@@ -164,7 +164,8 @@ impl Runs for Graph {
             None => self.session.run(feeds),
             Some(limit) => {
                 let made = self.session.run_with_options(feeds, limit.begin());
-                if limit.end() && made.is_err() {
+                // Also if it succeeded, because the later runs may now fail.
+                if limit.end() {
                     return Err(VerifyError::TooLong { model: model.clone(), limit_s: limit.limit().as_secs() });
                 }
                 made

@@ -61,6 +61,20 @@ fn a_model_with_a_loop_without_an_end_is_not_converted() {
     assert!(error.starts_with("the original model takes longer than 1 s for a run on random data"), "{error}");
 }
 
+/// A run that is late can still succeed, if its last node takes long.
+#[test]
+fn a_late_run_that_succeeds_is_refused_by_its_time() {
+    let build = Build::new().input("x", "N 3").input("h_in", "N 3").output("y", "N 3").output("h_out", "N 3");
+    let model = build.node(node("Neg", "h_in", "h_out")).node(node("Abs", "x", "y")).bytes();
+    let options = Options { states: vec![pair("h_in", "h_out")], ..Options::default() };
+    let converted = convert(model.clone().into(), &options).unwrap();
+    let models =
+        Models { original: Source::Bytes(&model), converted: Source::Bytes(&converted.model), initial_states: None };
+    let given = Given { run_limit: Some(Duration::ZERO), ..Given::default() };
+    let error = verify(runtime(), &models, &converted.report, &given).unwrap_err();
+    assert!(matches!(error, VerifyError::TooLong { limit_s: 0, .. }), "{error}");
+}
+
 #[test]
 fn ends_of_a_wire_that_differ_are_refused_with_the_difference() {
     let from = |dims: &str| Build::new().input("x", dims).output("y", dims).node(node("Neg", "x", "y")).bytes();
