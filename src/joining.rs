@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use prost::bytes::Bytes;
 use stateful_convert::join::{
     Context, GraphFrom, JoinError, JoinOptions, Joined, ListedGraph, Part, Plan, join, read_pieces,
 };
@@ -93,10 +94,12 @@ fn part(graph: &ListedGraph, folder: &Path) -> Result<Part, JoiningError> {
         GraphFrom::File(name) => {
             let file = find_named_file(folder, "parameter 'join'", name)?;
             let bytes = fs::read(&file).map_err(|why| JoiningError::Read { file: file.clone(), why })?;
+            // Clones share them.
+            let bytes = Bytes::from(bytes);
             let own = file.parent().unwrap_or(Path::new(""));
-            match with_weights(bytes.clone().into(), own) {
+            match with_weights(bytes.clone(), own) {
                 // Joining says what is wrong with it, by the graph's name.
-                Err(WeightsError::Model(_)) => bytes.into(),
+                Err(WeightsError::Model(_)) => bytes,
                 read => read.map_err(|why| JoiningError::Weights { file, why })?,
             }
         }
@@ -151,8 +154,10 @@ fn texts(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
     read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
 }
 
-/// What the backend makes and cuts is of requests, so none of it may be asked for where a wire leads.
+/// Refuses windows, generated inputs and constants for inputs that a wire leads to: the backend makes them only for inputs of
+/// requests.
 fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<(), JoiningError> {
+    const ONE_OF_TWO: &str = "it takes what the wire brings: leave one of the two out";
     let refused = |parameter, input: &str, rule| Err(JoiningError::Inner { parameter, input: input.to_owned(), rule });
     if let Some(window) = partial.windows.inputs.iter().find(|window| inner(&window.input)) {
         let rule = "windows are cut from what requests carry, and all graphs run for each: name the input of requests, and \
@@ -161,8 +166,7 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
     }
     for GeneratedInput { input, kind, .. } in &partial.generated {
         if inner(input) {
-            let rule = "it takes what the wire brings: leave one of the two out";
-            return refused(GENERATED_INPUTS, input, rule);
+            return refused(GENERATED_INPUTS, input, ONE_OF_TWO);
         }
         let counted = match kind {
             GeneratedKind::Positions(of)
@@ -178,9 +182,7 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
         }
     }
     match partial.constants().iter().find(|(input, _)| inner(input)) {
-        Some((input, _)) => {
-            refused("constant_inputs", input, "it takes what the wire brings: leave one of the two out")
-        }
+        Some((input, _)) => refused("constant_inputs", input, ONE_OF_TWO),
         None => Ok(()),
     }
 }

@@ -73,7 +73,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     convert_read(onnx::read(bytes)?, options)
 }
 
-/// Converts a model that was read, whose weights are then not copied before they are written.
+/// Converts a model that is already read, so that its weights need not be written and read again.
 pub fn convert_read(model: ModelProto, options: &Options) -> Result<Converted, ConvertError> {
     let Prepared { model, graph, had_batch_in_front } = in_order(model)?;
     // ONNX Runtime refuses the original, so the comparison needs a form of it that runs.

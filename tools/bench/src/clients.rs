@@ -18,7 +18,7 @@ pub struct Throughput {
     /// The same model on the backend that does nothing.
     #[arg(long)]
     trivial: String,
-    /// Sequences, each of which sends its next request when it has its answer.
+    /// Sequences. Each waits for an answer before it sends its next request.
     #[arg(long)]
     sequences: usize,
     /// Repetitions.

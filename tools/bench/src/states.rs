@@ -145,7 +145,7 @@ impl Live {
 /// Ids of the sequences that are live and not in the batch that stays the same begin here.
 const OTHERS: u64 = 1_000_000_000;
 
-/// As many different sequences as stay the same, of all that are live: a batch that nobody could have prepared for.
+/// A random choice of live sequences, as many as `same` has and none twice, so that no batch can be prepared for.
 fn any_of(others: u64, same: &[u64]) -> Vec<u64> {
     let known = same.len() as u64;
     let mut picked = Vec::with_capacity(same.len());

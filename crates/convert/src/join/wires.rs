@@ -142,7 +142,7 @@ pub fn check(parts: &[Read], link: &Link) -> Result<(), JoinError> {
     if target.accepts(source) { Ok(()) } else { Err(link.disagree(parts, &difference(source, target))?) }
 }
 
-/// In what the ends of a wire differ.
+/// How the two ends of a wire differ.
 pub fn difference(source: &ValueInfoProto, target: &ValueInfoProto) -> String {
     let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
     if source.elem() != target.elem() {
@@ -177,7 +177,7 @@ impl Link {
         find(part, &part.graph.input, "input", &self.to.tensor)
     }
 
-    /// That its two ends can't meet.
+    /// The error that its two ends don't fit, and why.
     pub fn disagree(&self, parts: &[Read], why: &str) -> Result<JoinError, JoinError> {
         let of = |value: &ValueInfoProto| {
             let dims = value.dims().map_or_else(|| "any dims".to_owned(), |dims| bracketed(&dims));

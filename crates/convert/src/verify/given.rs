@@ -30,7 +30,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// How long a run may take. Who gives a recording knows how long it is.
+    /// How long a run may take; `None` with recordings, because whoever gives one knows its length.
     pub fn limit(&self) -> Option<Duration> {
         self.run_limit.filter(|_| self.recordings.is_empty())
     }
