@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
 
 /// A panic in the code of this library, which is a bug; the server lives on.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -29,6 +30,13 @@ pub fn catch_and_log<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// Calls `work`, which may fail; a panic in it becomes an error of the same type.
 pub fn catch_result<T, E: From<Panic>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     catch(work)?
+}
+
+/// Waits for the end of a thread, and logs if it has panicked. `what`: "a thread that …".
+pub fn join(thread: JoinHandle<()>, what: &str) {
+    if thread.join().is_err() {
+        log::error!("{what} has panicked");
+    }
 }
 
 fn text(payload: &(dyn Any + Send)) -> String {

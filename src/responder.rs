@@ -76,9 +76,7 @@ impl<J> Responder<J> {
     /// Does the jobs that the thread still has, and ends the thread. Later jobs are done at once.
     pub fn finish(&mut self) {
         self.queue = None;
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            log::error!("the thread of answers has panicked");
-        }
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread of answers"));
     }
 }
 

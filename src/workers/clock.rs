@@ -38,11 +38,7 @@ impl Clock {
 impl Drop for Clock {
     fn drop(&mut self) {
         self.alarm.stop();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that watches the clock has panicked");
-        }
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that watches the clock"));
     }
 }
 

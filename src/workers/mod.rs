@@ -232,9 +232,7 @@ impl Drop for Workers {
         drop(self.shared.scheduler.lock());
         self.shared.wake.iter().for_each(|wake| _ = wake.notify_all());
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                log::error!("a thread of a model that this backend schedules has panicked");
-            }
+            panic::join(thread, "a thread of a model that this backend schedules");
         }
         if let Some((stored, later)) = self.shared.stored.as_ref().and_then(|of| Some((of, of.later()?))) {
             for worker in &self.workers {

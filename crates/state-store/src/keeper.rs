@@ -25,11 +25,6 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Whether both are of one id, at different times.
-    pub fn is_of_same_id(&self, other: &Self) -> bool {
-        self.key == other.key
-    }
-
     /// Whether both are of one sequence.
     pub fn is_same(&self, other: &Self) -> bool {
         self.token == other.token

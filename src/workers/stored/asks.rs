@@ -41,10 +41,6 @@ impl Asks {
 impl Drop for Asks {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that hears other servers has panicked");
-        }
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that hears other servers"));
     }
 }

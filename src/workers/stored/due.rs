@@ -23,9 +23,10 @@ pub struct Later {
 /// What a sequence has that is not in the store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unsaved {
-    /// Since when it has steps of which the writer has no snapshot.
+    /// When it made the first step after its last snapshot.
     pub since: Option<Instant>,
-    /// Its snapshot was due while a request of several steps was under way, or was found to be due.
+    /// Its snapshot is overdue: it became due while a request of several steps was under way, or the sequence was taken back
+    /// from the writer.
     pub is_late: bool,
     /// A request of several steps is under way.
     pub is_under_way: bool,
@@ -63,7 +64,7 @@ impl Later {
     pub fn becomes_due(&self, worker: usize, lane: u32, at: Instant, is_late: bool) {
         let mut due = self.due[worker].lock();
         if is_late {
-            // Not after those that stand behind it.
+            // It is overdue, so it comes before those that become due later.
             due.push_front((at.min(Instant::now()), lane));
         } else {
             due.push_back((at, lane));

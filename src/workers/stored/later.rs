@@ -152,6 +152,7 @@ impl Stored {
     /// Notes what the requests of a batch have done. `left`: the rows that have steps left.
     pub(super) fn note(&self, later: &Later, worker: usize, answered: &[Answered], left: &[Row]) {
         let now = Instant::now();
+        let mut has_unsaved = false;
         let mut owned = self.sequences.lock();
         for lane in left.iter().filter_map(|row| row.key.as_ref()?.lane) {
             owned.get_mut(lane).into_iter().for_each(|of| of.unsaved.is_under_way = true);
@@ -177,14 +178,15 @@ impl Stored {
                 if !unsaved.is_refused && (unsaved.since.is_none() || is_late) {
                     let since = *unsaved.since.get_or_insert(now);
                     if let Some(interval) = later.interval {
+                        has_unsaved = true;
                         later.becomes_due(worker, lane, since + interval, is_late);
                     }
                 }
             }
         }
         drop(owned);
-        // Published before the answers are sent.
-        if self.oldest_unsaved(later).is_some() {
+        // The metric shows it before the answers are sent.
+        if has_unsaved {
             self.live.metrics.note_unsaved();
         }
     }
@@ -221,12 +223,13 @@ impl Stored {
     }
 
     fn save_lane(&self, later: &Later, worker: usize, instance: &mut Instance, lane: u32) {
-        let is_wanted = |of: &mut Sequence| {
+        {
+            let mut owned = self.sequences.lock();
+            let Some(of) = owned.get_mut(lane) else { return };
             of.unsaved.is_late = of.unsaved.is_under_way;
-            of.unsaved.since.is_some() && !of.unsaved.is_under_way && !of.unsaved.is_refused && of.state.is_none()
-        };
-        if !self.sequences.lock().get_mut(lane).is_some_and(is_wanted) {
-            return;
+            if of.unsaved.is_under_way || of.unsaved.is_refused || of.unsaved.since.is_none() || of.state.is_some() {
+                return;
+            }
         }
         match panic::catch_result(|| instance.saveable_in(lane)) {
             Ok(Some(state)) => self.put(later, lane, What::State(state)),

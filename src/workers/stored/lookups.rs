@@ -119,10 +119,6 @@ impl Drop for Lookups {
     fn drop(&mut self) {
         self.queue.state.lock().stop = true;
         self.queue.changed.notify_one();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that looks for sequences has panicked");
-        }
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that looks for sequences"));
     }
 }

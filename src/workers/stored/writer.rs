@@ -370,11 +370,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.queue.state.lock().stop = true;
         self.queue.changed.notify_one();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that writes to the store has panicked");
-        }
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that writes to the store"));
     }
 }
 

@@ -14,9 +14,18 @@ const PARAMETERS: [&str; 4] = ["state_store", "durability", "save_interval_ms", 
 const TTL_MS: u64 = 3_600_000;
 const INTERVAL_MS: u64 = 1000;
 
-/// The values of `durability`; `None` if sequences end with their server.
-const LEVELS: [(&str, Option<&str>); 4] =
-    [("none", None), ("drain", Some("drain")), ("interval", Some("interval")), ("step", Some("step"))];
+/// The values of `durability`.
+const LEVELS: [(&str, Level); 4] =
+    [("none", Level::None), ("drain", Level::Drain), ("interval", Level::Interval), ("step", Level::Step)];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    /// Sequences end with their server.
+    None,
+    Drain,
+    Interval,
+    Step,
+}
 
 /// When the steps of a sequence are saved (`durability`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,24 +72,23 @@ impl StateStore {
         let location = parameters.text("state_store").map(read).transpose()?;
         let level = parameters.choice("durability", &LEVELS)?;
         let interval = parameters.number("save_interval_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
-        if let Some(interval) = interval.filter(|_| level != Some(Some("interval"))) {
+        if let Some(interval) = interval.filter(|_| level != Some(Level::Interval)) {
             return Err(bad("save_interval_ms", interval, "it has an effect only with 'durability: interval'"));
         }
         let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
-        if is_decoupled && location.is_some() && level != Some(None) {
+        if is_decoupled && location.is_some() && level != Some(Level::None) {
             let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
                        before its last step is saved: leave one of the two out";
             return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
         }
         let by_server = by_server.filter(|_| !is_decoupled);
         let location = match (location.or_else(|| by_server.cloned()), level) {
-            (_, Some(None)) => return Ok(None),
-            (None, Some(Some(level))) => {
+            (_, Some(Level::None)) | (None, None) => return Ok(None),
+            (None, Some(_)) => {
                 let why = "there is no store to save in: write parameter 'state_store', or --backend-config=stateful,\
                            state-store=...";
-                return Err(bad("durability", level, why));
+                return Err(bad("durability", parameters.text("durability").unwrap_or_default(), why));
             }
-            (None, None) => return Ok(None),
             (Some(location), _) => location,
         };
         let contradictions = [
@@ -97,10 +105,12 @@ impl StateStore {
             }
         }
         let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
-        let durability = match level.flatten() {
-            Some("drain") => Durability::Drain,
-            Some("interval") => Durability::Interval(Duration::from_millis(interval.unwrap_or(INTERVAL_MS)).min(YEAR)),
-            _ => Durability::Step,
+        let durability = match level {
+            Some(Level::Drain) => Durability::Drain,
+            Some(Level::Interval) => {
+                Durability::Interval(Duration::from_millis(interval.unwrap_or(INTERVAL_MS)).min(YEAR))
+            }
+            Some(Level::Step | Level::None) | None => Durability::Step,
         };
         Ok(Some(Self { location, durability, ttl }))
     }
