@@ -34,6 +34,11 @@ def node(op: str, inputs: str, outputs: str, **attributes):
     return helper.make_node(op, sources, outputs.split(), **attributes)
 
 
+def branch(nodes, output: str):
+    """A branch of an `If`, with one float output."""
+    return helper.make_graph(nodes, output, [], [helper.make_tensor_value_info(output, TYPES["fp32"][1], None)])
+
+
 def checked_gather(table: str, index: str, output: str, to: int, **attributes):
     """Two nodes that gather from a table of `numbers`. An index beyond it fails Run, on a GPU too: tables of strings are on
     the host, and the Gather of a GPU checks nothing."""

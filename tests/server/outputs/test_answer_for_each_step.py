@@ -96,12 +96,14 @@ def test_an_error_is_the_last_answer_and_the_request_changes_nothing(deployment,
 
 @every_scheduler
 def test_a_client_that_leaves_stops_the_steps(deployment, by):
-    """Each step takes long, so no answer is on its way when the client leaves: tritonserver 2.51 can crash then
+    """The next step is slow, so no answer is on its way when the client leaves: tritonserver 2.51 can crash then
     (docs/inputs.md)."""
     how = {OWN: {"scheduling": ""}, OLDEST: {}, DIRECT: {"direct": ""}}[by]
     repeat = {"repeat": "<<<OUTPUT, INPUT>>>"}
     each = "model_transaction_policy { decoupled: true }"
-    model = deployment.serve(models.slow(f"each_cancelled_{by}", 1500, parameters=repeat, more=each, **how))
+    model = deployment.serve(
+        models.slow(f"each_cancelled_{by}", 4000, slow_from=2, max_batch_size=1, parameters=repeat, more=each, **how)
+    )
     stays, leaves, sequence = EachStep(deployment, model), EachStep(deployment, model), {"sequence_id": new_id()}
     one = {"INPUT": np.ones((1, 1), np.float32)}
 

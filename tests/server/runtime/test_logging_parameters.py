@@ -116,14 +116,16 @@ def test_the_periodic_report_appears_where_it_is_asked_for(deployment):
     }
     before = len(deployment.server.log_text())
     talks = [Conversation(client, model, np.random.default_rng(2)) for model in served.values()]
+    began = time.monotonic()
     together(lambda talk=talk: steps_for(talk, 2.4) for talk in talks)
+    seconds = time.monotonic() - began
     for name, model in served.items():
         deployment.settles("stateful_live_sequences", model, 0)
         text = deployment.server.log_text()[before:]
         _, report, details = REPORTS[name]
         for pattern, wanted in ((REPORT, report), (DETAILS, details)):
             mine = [found for found in pattern.finditer(text) if found["name"] == model.name]
-            assert len(mine) == (2 if wanted else 0), f"{name}: {mine}"
+            assert (1 <= len(mine) <= seconds) if wanted else not mine, f"{name}: {mine}"
 
 
 def test_the_report_has_the_numbers_of_its_time(deployment):

@@ -7,17 +7,17 @@ import dataclasses
 import numpy as np
 from onnx import TensorProto, helper
 
-from harness.graphs import BATCH, checked_gather, graph, node, numbers
+from harness.graphs import BATCH, branch, checked_gather, graph, node, numbers
 from harness.model import Model, Tensor
 
 
-def slow(name: str = "slow", products: int = 250, **changes) -> Model:
+def slow(name: str = "slow", products: int = 250, slow_from: float | None = None, **changes) -> Model:
     """Exact like `counter`, and some milliseconds long: requests pile up while it runs.
 
     A chain of matrix products runs beside the sum and can't change it, which ONNX Runtime
-    does not know.
+    does not know. With `slow_from`, only a run with an input of that size or more is slow.
     """
-    size = 512
+    size, last = 512, f"LINK_{products}"
 
     def build():
         rng = np.random.default_rng(3)
@@ -27,8 +27,15 @@ def slow(name: str = "slow", products: int = 250, **changes) -> Model:
                 node("MatMul", f"LINK_{i} WEIGHT", f"PRODUCT_{i}"),
                 node("Tanh", f"PRODUCT_{i}", f"LINK_{i + 1}"),
             ]
+        if slow_from is not None:
+            then, otherwise = branch(nodes, last), branch([node("Tanh", "INPUT", "FAST")], "FAST")
+            nodes = [
+                node("ReduceMax", "INPUT", "LARGEST", keepdims=0),
+                node("GreaterOrEqual", "LARGEST SLOW_FROM", "IS_SLOW"),
+                node("If", "IS_SLOW", "EITHER", then_branch=then, else_branch=otherwise),
+            ]
         nodes += [
-            node("ReduceMax", f"LINK_{products}", "HIGHEST", axes=[1], keepdims=1),
+            node("ReduceMax", last if slow_from is None else "EITHER", "HIGHEST", axes=[1], keepdims=1),
             node("Greater", "HIGHEST TWO", "NEVER"),  # tanh is at most one
             node("Add", "STATE_IN INPUT", "SUM"),
             node("Where", "NEVER TWO SUM", "STATE_OUT"),
@@ -43,6 +50,7 @@ def slow(name: str = "slow", products: int = 250, **changes) -> Model:
                 "SPREAD": rng.standard_normal((1, size)).astype(np.float32),
                 "WEIGHT": rng.standard_normal((size, size)).astype(np.float32) / size**0.5,
                 "TWO": np.array(2, np.float32),
+                "SLOW_FROM": np.array(0 if slow_from is None else slow_from, np.float32),
             },
         )
 
