@@ -32,6 +32,11 @@ class Valkey:
     def location(self) -> str:
         return f"unix:{self.folder / 's'}"
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "it does not run"
+        return self.process.pid
+
     def start(self) -> None:
         words = [str(PROGRAM), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
         with (self.folder / "log").open("wb") as log:

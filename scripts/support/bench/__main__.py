@@ -27,6 +27,7 @@ from support.bench import (
     service,
     state_api,
     step,
+    stores,
     windows,
 )
 from support.bench.models import MODELS
@@ -52,6 +53,7 @@ LEVELS = (
     "join",
     "ovms",
     "windows",
+    "stores",
     "closed",
     "open",
 )
@@ -106,6 +108,9 @@ def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Nam
     if level == "windows":
         streams = (options.sequences or [windows.STREAMS])[0]
         return {level: report.medians(windows.compare(folder, streams, options.blocks), ("pace", "cuts", "request_ms"))}
+    if level == "stores":
+        of_stores = stores.compare(folder, options.sequences or [64], 3 * options.seconds, options.blocks)
+        return {level: report.medians(of_stores, ("model", "sequences", "durability"))}
     if level not in ("closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]
@@ -143,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sequences",
         type=_numbers,
-        help="for service, padding, repeat, conversion, join, ovms, windows, closed and open",
+        help="for service, padding, repeat, conversion, join, ovms, windows, stores, closed and open",
     )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
@@ -162,7 +167,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--blocks",
         type=_number,
-        help="repetitions for service, bound, faults, conversion, ovms, windows, closed and open (default: 3, with --quick 1)",
+        help="repetitions for service, bound, faults, conversion, join, ovms, windows, stores, closed and open (default: 3, with --quick 1)",
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument(

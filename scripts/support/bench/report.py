@@ -139,6 +139,20 @@ COLUMNS = {
         "p50_ms": "p50 ms",
         "p99_ms": "p99 ms",
     },
+    "stores": {
+        "model": "model",
+        "state_bytes": "state bytes",
+        "sequences": "sequences",
+        "durability": "durability",
+        "requests_per_s": "requests/s",
+        "requests_per_s_over": "/ none",
+        "p50_us": "p50 µs",
+        "p99_us": "p99 µs",
+        "p99_over": "/ none",
+        "server_cpu_us_per_request": "server CPU µs/request",
+        "saved_per_s": "states saved/s",
+        "store_cpu": "Valkey's CPUs",
+    },
     "join": {
         "way": "way",
         "streams": "streams",
@@ -225,6 +239,7 @@ TITLES = {
     "ovms": "Clients of OpenVINO Model Server, through the gateway and with gRPC to Triton itself",
     "ovms_ratios": "The gateway over Triton itself",
     "windows": "A second of audio in requests of different lengths, which the client or the server cuts into chunks of 32 ms",
+    "stores": "Sequences that are kept in a store",
     "faults": "Good clients beside clients whose requests fail",
 }
 
