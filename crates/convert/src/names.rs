@@ -66,9 +66,9 @@ pub const OF_ONE_NAME: u8 = 1;
 /// The strength of a reading by both names.
 const OF_BOTH_NAMES: u8 = 2;
 
-/// Whether a name is among [`NEVER_STATES`], with or without a word of [`SIDES`].
+/// Whether a name has only words of [`NEVER_STATES`] and [`SIDES`], as `encoder.length` has.
 pub fn is_never_state(name: &str) -> bool {
-    !is_states(&without_sides(name))
+    without_sides(name).split('_').all(|word| !is_states(word))
 }
 
 /// How strongly the names of an input and an output say that they are a state; `None` if they don't.

@@ -361,9 +361,10 @@ mod tests {
         {
             assert_eq!(warned(&inputs, &outputs, &[("gist", "gist_new")]), None);
         }
-        let (inputs, outputs) =
-            ([X, length("length"), GIST], [("y", &[-1, 2][..]), length("output_lengths"), GIST_NEW]);
-        assert_eq!(warned(&inputs, &outputs, &[("gist", "gist_new")]), None);
+        for (input, output) in [("length", "output_lengths"), ("encoder.length", "tokens_length")] {
+            let (inputs, outputs) = ([X, length(input), GIST], [("y", &[-1, 2][..]), length(output), GIST_NEW]);
+            assert_eq!(warned(&inputs, &outputs, &[("gist", "gist_new")]), None);
+        }
     }
 
     fn info(name: &str, symbols: &[&str]) -> TensorInfo {
