@@ -229,6 +229,8 @@ def test_promtool_takes_the_alert_rules_and_the_dashboard_s_expressions(tmp_path
 STARTED = "stateful_sequences_started_total{}"
 REJECTED = "stateful_sequences_rejected_total{}"
 FAILED = "stateful_requests_failed_total{reason='%s'}"
+UNSAVED = "stateful_oldest_unsaved_step_seconds{}"
+NOT_SAVED = "stateful_sequences_not_saved_total{}"
 
 
 def severities(folder, series):
@@ -261,9 +263,12 @@ def severities(folder, series):
         # a refused START counts as a failed request
         ({FAILED % "no_slot": "0+60x240"}, {}),
         ({FAILED % "run": "0+60x240"}, {"StatefulRequestsFail": "critical"}),
+        ({UNSAVED: "2x240", NOT_SAVED: "7x240"}, {}),
+        ({UNSAVED: "60x240"}, {"StatefulStepsNotSaved": "critical"}),
+        ({NOT_SAVED: "0+1x240"}, {"StatefulSequencesNotSaved": "warning"}),
     ],
 )
-def test_refused_sequences_page_nobody(tmp_path, series, fired):
+def test_alerts_fire_for_what_somebody_has_to_do(tmp_path, series, fired):
     assert severities(tmp_path, series) == fired
 
 
