@@ -22,6 +22,7 @@ TESTED_BACKENDS = TESTED / "backends"
 INSPECT = TESTED / "bin" / "stateful-inspect"
 CONVERT = TESTED / "bin" / "stateful-convert"
 OVMS = TESTED / "bin" / "stateful-ovms"
+DRAIN = TESTED / "bin" / "stateful-drain"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 #: Where nvidia-pytriton, which has the server, is unpacked; scripts/test --servers names older ones.

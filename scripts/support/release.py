@@ -24,7 +24,7 @@ from pathlib import Path
 from support.paths import ROOT
 
 CHECKSUMS = "SHA256SUMS"
-PROGRAMS = ("stateful-inspect", "stateful-convert", "stateful-ovms")
+PROGRAMS = ("stateful-inspect", "stateful-convert", "stateful-ovms", "stateful-drain")
 #: What each archive and package has, from the top of the checkout, with all files that these pages lead to.
 _PAGES = ("LICENSE", "CHANGELOG.md", "README.md")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

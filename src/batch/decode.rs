@@ -143,6 +143,11 @@ impl Expected {
         Row { state, end, asked, tells_id: Some(tells_id), problem, ..Row::new(request) }
     }
 
+    /// See [`StateReader::drains`].
+    pub fn drains(&self, request: &Request) -> Option<Result<bool, StateApiError>> {
+        self.state.drains(request)
+    }
+
     /// The parameters of the State API that a request has.
     pub fn asked(&self, request: &Request) -> Result<Option<Box<StateRequest>>, StateApiError> {
         self.state.parameters(request)

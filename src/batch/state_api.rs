@@ -44,6 +44,9 @@ const PARAMETERS: [(&str, Read); 10] = [
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];
 
+/// A parameter of a request that concerns all sequences of the model, and no single one.
+const DRAIN: &str = "drain";
+
 /// Digits of the largest number of steps.
 const MOST_DIGITS: usize = 20;
 
@@ -113,6 +116,12 @@ impl StateReader {
             states.chain(std::iter::once(api.snapshot.clone()))
         });
         Self { names: names.collect(), inputs: binding.request_inputs().count(), api }
+    }
+
+    /// Whether a request asks that all sequences leave the server; `None` if it has no such parameter.
+    pub fn drains(&self, request: &Request) -> Option<Result<bool, StateApiError>> {
+        let (name, value) = request.parameters(&[DRAIN]).next()?;
+        Some(if self.api.is_some() { flag(name, value) } else { Err(StateApiError::Off(name.to_owned())) })
     }
 
     /// The parameters of a request; `None` if it has none of the State API's.

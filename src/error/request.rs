@@ -134,6 +134,7 @@ impl From<Refused> for RequestError {
             Refused::NotParkedButLive(id) => AdmissionError::Live(id),
             Refused::Parked(id) => AdmissionError::Parked(id),
             Refused::Moved(id) => return StoredError::Moved(id).into(),
+            Refused::Drains => return StoredError::Drains.into(),
             Refused::CloneOfItself(id) => {
                 let why = format!("'clone_of' names sequence {id}, which the request starts");
                 return StateApiError::Conflict(why).into();

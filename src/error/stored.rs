@@ -16,6 +16,12 @@ pub enum StoredError {
          nothing: send it again, to any server"
     )]
     Moved(SequenceId),
+    /// The server is being drained.
+    #[error(
+        "SEQUENCE_MOVED: this server takes no sequences any more, because it is to be stopped ('drain'); this request has \
+         changed nothing: send it again, to another server"
+    )]
+    Drains,
     /// The server that began the sequence saved nothing of it.
     #[error(
         "SEQUENCE_NOT_SAVED: sequence {0} has begun on another server, which has saved none of its steps; start it again"
@@ -35,7 +41,7 @@ pub enum StoredError {
 impl StoredError {
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
-            Self::Moved(_) => (Reason::StateStore, Code::Unavailable),
+            Self::Moved(_) | Self::Drains => (Reason::StateStore, Code::Unavailable),
             Self::NotSaved(_) => (Reason::SequenceNotFound, Code::NotFound),
             Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
             Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),

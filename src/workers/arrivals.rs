@@ -66,6 +66,7 @@ pub(super) struct Reader {
     expected: Expected,
     control: ControlReader,
     tells_id: TellsId,
+    has_store: bool,
     /// Another server can go on with a sequence that is here.
     shares_sequences: bool,
 }
@@ -80,6 +81,7 @@ impl Reader {
             expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
             control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
             tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
+            has_store: model.keeper.is_some(),
             shares_sequences: model.keeper.as_ref().is_some_and(|keeper| keeper.is_shared()),
         })
     }
@@ -92,6 +94,23 @@ impl Reader {
     /// See [`Expected::brings_no_window`].
     pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
         self.expected.brings_no_window(row, left)
+    }
+
+    /// Takes out the requests that ask that all sequences leave the server, each with whether it may.
+    pub fn take_drains(&self, requests: &mut Vec<Request>) -> Vec<(Request, Result<(), RequestError>)> {
+        let drains = requests.extract_if(.., |request| self.may_drain(request).is_some());
+        drains.filter_map(|request| Some((self.may_drain(&request)?, request))).map(|(may, of)| (of, may)).collect()
+    }
+
+    fn may_drain(&self, request: &Request) -> Option<Result<(), RequestError>> {
+        Some(match self.expected.drains(request)? {
+            Ok(true) if self.has_store => Ok(()),
+            Ok(true) => {
+                Err(conflict("'drain' saves all sequences in the model's 'state_store', and it has none").into())
+            }
+            Ok(false) => Err(conflict("'drain' is not taken back: unload the model, and load it again").into()),
+            Err(error) => Err(error.into()),
+        })
     }
 
     /// The rows of each request. A row that cannot be read has its problem as its control.

@@ -11,8 +11,9 @@ use state_store::{Saved, StoreError};
 use super::arrivals::{Queued, moved, unfit};
 use super::stored::{Asks, Entry, Found, Lookups, Pending, StoreThreads, Stored, Tells, Writer};
 use super::{SHOW_EVERY, Shared};
-use crate::error::LoadError;
+use crate::error::{LoadError, RequestError};
 use crate::panic;
+use crate::triton::Request;
 
 impl Shared {
     /// Starts the threads that ask the store, write to it, and hear other servers.
@@ -114,6 +115,35 @@ impl Shared {
         drop(scheduler);
         self.wake(&mut wake);
         self.refuse_queued(refused);
+    }
+
+    /// All sequences leave for other servers, and no more are taken. Each answer says how many are left.
+    pub(super) fn drain(&self, asked: Vec<(Request, Result<(), RequestError>)>) {
+        if asked.is_empty() {
+            return;
+        }
+        let (may, may_not): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, may)| may.is_ok());
+        self.refuse(may_not.into_iter().map(|(request, why)| (request, why.err().map(Box::new))).collect());
+        let Some(stored) = self.stored.as_ref().filter(|_| !may.is_empty()) else { return };
+        let (now, mut wake) = (Instant::now(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        let refused = scheduler.drain(now, &mut wake);
+        let live = scheduler.live();
+        self.watch_clock_for(&mut scheduler, now);
+        drop(scheduler);
+        self.wake(&mut wake);
+        self.refuse_queued(refused);
+        let left = stored.left(live);
+        let answer = |request: &Request| {
+            let response = request.response()?;
+            response.set_number(c"stateful_sequences_left", left)?;
+            Ok(response)
+        };
+        let answers = may.into_iter().map(|(request, _)| {
+            let answer = answer(&request);
+            (request, answer)
+        });
+        self.answer_now(answers.collect(), true);
     }
 
     /// Whether a worker has states to save.

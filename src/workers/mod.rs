@@ -40,7 +40,7 @@ use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
-use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
+use crate::triton::{self, Error, Request, Response, Times, monotonic_ns, thread_waits};
 use arrivals::{Queued, Read, Reader, Unfit, all_or_none, moved, unfit};
 use clock::{Alarm, Clock};
 use payloads::Payloads;
@@ -164,8 +164,9 @@ impl Workers {
     }
 
     /// Queues the requests of a payload. Those that cannot run are answered now.
-    pub fn execute(&mut self, requests: Vec<Request>) {
+    pub fn execute(&mut self, mut requests: Vec<Request>) {
         let _executing = self.shared.releases.execute();
+        self.shared.drain(self.reader.take_drains(&mut requests));
         let queue_was_empty = thread_waits() != self.waits;
         let now = Instant::now();
         let (mut wake, mut refused) = (Vec::new(), Vec::new());
@@ -265,15 +266,23 @@ impl Shared {
         if refused.is_empty() {
             return;
         }
-        let times = Times::starting_at(monotonic_ns());
         let errors = || refused.iter().filter_map(|(_, why)| why.as_ref());
         let rejected = errors().filter(|why| why.is_without_place()).count();
         self.sequences.count_refused(errors().map(|why| why.reason()), rejected);
-        let mut requests = Vec::with_capacity(refused.len());
-        for (mut request, error) in refused {
+        let answers = refused.into_iter().map(|(request, error)| {
             let answer = error.map_or_else(|| request.response(), |error| Err((*error).into()));
+            (request, answer)
+        });
+        self.answer_now(answers.collect(), false);
+    }
+
+    /// Answers and releases requests that no worker gets.
+    fn answer_now(&self, answers: Vec<(Request, Result<Response, Error>)>, succeeded: bool) {
+        let times = Times::starting_at(monotonic_ns());
+        let mut requests = Vec::with_capacity(answers.len());
+        for (mut request, answer) in answers {
             let answer = request.make_answer(answer);
-            self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
+            self.triton.report_request(&request, succeeded, times.ending_at(monotonic_ns()));
             drop(answer);
             requests.push(request);
         }

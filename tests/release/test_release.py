@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 from support import release
-from support.paths import CONVERT, INSPECT, OVMS, ROOT
+from support.paths import CONVERT, DRAIN, INSPECT, OVMS, ROOT
 
 EPOCH = 1_700_000_000
 LIBRARY = "backends/stateful/libtriton_stateful.so"
 RUNTIME = "backends/stateful/libonnxruntime.so"
 NAME = "triton-stateful-1.2.3-x86_64-linux"
 PAGES = {"LICENSE", "CHANGELOG.md", "README.md", "THIRD-PARTY-LICENSES.txt", "BUILD", "sbom/triton-stateful.cdx.json"}
-PROGRAMS = {LIBRARY, "bin/stateful-inspect", "bin/stateful-convert", "bin/stateful-ovms"}
+PROGRAMS = {LIBRARY, "bin/stateful-inspect", "bin/stateful-convert", "bin/stateful-ovms", "bin/stateful-drain"}
 OF_RUNTIME = {RUNTIME, "onnxruntime/LICENSE", "onnxruntime/ThirdPartyNotices.txt", "sbom/onnxruntime.cdx.json"}
 
 pytestmark = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
@@ -34,6 +34,7 @@ def built(folder, umask=0o022, stamp=EPOCH):
             "built/bin/stateful-inspect": b"inspect GLIBC_2.31\0",
             "built/bin/stateful-convert": b"convert",
             "built/bin/stateful-ovms": b"ovms",
+            "built/bin/stateful-drain": b"drain",
             "notices/THIRD-PARTY-LICENSES.txt": b"texts",
             "notices/BUILD": b"commit",
             "notices/sbom/triton-stateful.cdx.json": b"{}",
@@ -186,13 +187,13 @@ def test_a_release_may_have_the_licences_that_the_policy_allows():
 
 
 def test_all_parts_have_one_version():
-    programs = ["crates/convert/Cargo.toml", "crates/ovms/Cargo.toml", "tools/inspect/Cargo.toml"]
-    manifests = ["Cargo.toml", *programs, "clients/python/pyproject.toml"]
+    programs = ["crates/convert", "crates/ovms", "tools/drain", "tools/inspect"]
+    manifests = ["Cargo.toml", *(f"{folder}/Cargo.toml" for folder in programs), "clients/python/pyproject.toml"]
     found = {name: re.findall(r'^version = "(.*)"$', (ROOT / name).read_text(), re.MULTILINE) for name in manifests}
     assert len({tuple(versions) for versions in found.values()}) == 1, found
 
 
-@pytest.mark.parametrize("program", [INSPECT, CONVERT, OVMS], ids=lambda program: program.name)
+@pytest.mark.parametrize("program", [INSPECT, CONVERT, OVMS, DRAIN], ids=lambda program: program.name)
 def test_the_programs_say_their_version(program):
     [version] = re.findall(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
     said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
@@ -274,20 +275,20 @@ def test_an_unknown_argument_is_refused(checkout):
 STANDINS = {
     "scripts/build": """
         for name in backends/stateful/libtriton_stateful.so backends/stateful/libonnxruntime.so bin/stateful-inspect \\
-            bin/stateful-convert bin/stateful-ovms; do
+            bin/stateful-convert bin/stateful-ovms bin/stateful-drain; do
             mkdir -p "$(dirname "build/$2/$name")"
             echo "$name GLIBC_2.34 $STATEFUL_VERSION" >"build/$2/$name"
         done""",
     ".tools/cargo-about-0.9.3/bin/cargo-about": 'echo texts >"${@: -1}"',
     ".tools/cargo-cyclonedx-0.5.9/bin/cargo-cyclonedx": """
-        for crate in . crates/convert crates/ovms tools/inspect tools/bench; do
+        for crate in . crates/convert crates/ovms tools/drain tools/inspect tools/bench; do
             echo "{\\"path\\": \\"file://$PWD/$crate\\"}" >"$crate/crate-$(basename "$(realpath "$crate")").cdx.json"
         done""",
 }
 
 
 def test_a_trial_leaves_the_checkout_as_it_was_and_no_path_of_it_in_the_files(checkout):
-    for crate in ("crates/convert", "crates/ovms", "tools/inspect", "tools/bench"):
+    for crate in ("crates/convert", "crates/ovms", "tools/drain", "tools/inspect", "tools/bench"):
         (checkout / crate).mkdir(parents=True)
         (checkout / crate / "Cargo.toml").touch()
     for name, script in STANDINS.items():
@@ -320,6 +321,7 @@ def test_a_trial_leaves_the_checkout_as_it_was_and_no_path_of_it_in_the_files(ch
     assert {name for name in contents if name.startswith("sbom/")} == {
         "sbom/crate-checkout.cdx.json",
         "sbom/crate-convert.cdx.json",
+        "sbom/crate-drain.cdx.json",
         "sbom/crate-inspect.cdx.json",
         "sbom/crate-ovms.cdx.json",
     }

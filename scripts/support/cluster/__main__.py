@@ -1,8 +1,8 @@
 """Sends live streams of speech through several tritonservers behind a proxy, which keep their sequences in one Valkey.
 
 Each stream sends 100 ms of sound every 100 ms, as one sequence of Silero VAD. On a timeline, a server is killed with -9 and
-comes back, another one joins, and the store is stopped for 5 seconds. Every answer is compared with ONNX Runtime alone, and the
-number of steps that the server says with what it should be.
+comes back, another one joins, one is drained and stopped, and the store is stopped for 5 seconds. Every answer is compared
+with ONNX Runtime alone, and the number of steps that the server says with what it should be.
 
 At the level `step`, each step is in the store before it is answered: no sequence and no step is lost, and no step is made twice.
 While the store is stopped, requests fail, and the clients repeat them.

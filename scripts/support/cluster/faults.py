@@ -12,7 +12,7 @@ import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from support.cluster.servers import Servers
-from support.cluster.streams import Clock, Speakers
+from support.cluster.streams import MODEL, Clock, Speakers
 from support.valkey import Valkey
 
 #: From when a fault begins, the requests of the sequences that it moves are watched for so long.
@@ -52,7 +52,7 @@ class Faults:
     _comparing: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def timeline(self, seconds: float) -> None:
-        """A server dies and comes back, another one joins, and the store is stopped."""
+        """A server dies and comes back, another one joins, one is drained and stopped, and the store is stopped."""
         last = len(self.servers) - 1
         await self._until(seconds * 0.12)
         async with self._noted("server 1 is killed"):
@@ -64,6 +64,11 @@ class Faults:
         await self._until(seconds * 0.48)
         async with self._noted(f"server {last + 1} joins"):
             await self._start(last)
+        await self._until(seconds * 0.57)
+        async with self._noted("server 2 is drained and stopped"):
+            await self._drain(1)
+            self.servers[1].ask_to_stop()
+        self._leaves(1)
         await self._until(seconds * 0.7)
         async with self._noted("the store stops"):
             self.store.stop()
@@ -124,6 +129,15 @@ class Faults:
         self.servers[number].start()
         await asyncio.to_thread(self.servers[number].wait_ready)
         self._comes(number)
+
+    async def _drain(self, number: int) -> None:
+        """As stateful-drain does it."""
+        async with grpc_client.InferenceServerClient(self.servers[number].grpc_url) as client:
+            left = 1
+            while left:
+                answer = await client.infer(MODEL, [], parameters={"drain": True})
+                left = answer.get_response().parameters["stateful_sequences_left"].int64_param
+                await asyncio.sleep(0.02)
 
     def _leaves(self, which: int | str) -> None:
         self.away.append((which, self.clock(), float("inf")))

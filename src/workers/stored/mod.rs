@@ -186,6 +186,12 @@ impl Stored {
         self.later.as_ref()
     }
 
+    /// How many sequences are here, or have left and are not saved yet. `live`: those that the scheduler has.
+    pub fn left(&self, live: usize) -> usize {
+        let owned = self.sequences.lock().by_lane.len();
+        live.max(owned) + self.later.as_ref().map_or(0, |later| later.queue.len())
+    }
+
     /// The sequences of a batch, before [`Stored::prepare`].
     pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
         let owned = self.sequences.lock();

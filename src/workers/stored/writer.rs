@@ -291,8 +291,10 @@ impl Queue {
         self.state.lock().stop
     }
 
-    fn len(&self) -> usize {
-        self.state.lock().entries.len()
+    /// How many sequences have something to write, or being written.
+    pub fn len(&self) -> usize {
+        let state = self.state.lock();
+        state.entries.len() + state.in_flight.len()
     }
 }
 

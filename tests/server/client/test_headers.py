@@ -110,6 +110,8 @@ def test_a_stream_leaves_a_server_that_wants_it_when_all_answers_have_come(servi
         ("StatusCode.INTERNAL", "the run failed", False, StatefulError),
         (None, "the run failed", True, StatefulError),
         (None, "GRPC server is shutting down and has stopped accepting new requests.", True, Unavailable),
+        ("StatusCode.NOT_FOUND", "Request for unknown model: 'm' has no available versions", False, Unavailable),
+        ("StatusCode.NOT_FOUND", "Request for unknown model: 'm' is not found", False, StatefulError),
         ("StatusCode.UNAVAILABLE", "SEQUENCE_MOVED: x", False, SequenceMoved),
         (None, "SEQUENCE_MOVED: x", True, SequenceMoved),
         (None, "STATE_STORE_FAILED: x", True, StoreFailed),

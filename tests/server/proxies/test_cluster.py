@@ -31,7 +31,14 @@ def run(folder, *arguments: str) -> str:
 
 def test_nothing_is_lost_on_the_timeline(tmp_path):
     said = run(tmp_path, "--servers=2", "--streams=6", "--seconds=11")
-    for event in ("server 1 is killed", "server 1 is back", "server 3 joins", "the store stops", "the store is back"):
+    for event in (
+        "server 1 is killed",
+        "server 1 is back",
+        "server 3 joins",
+        "server 2 is drained and stopped",
+        "the store stops",
+        "the store is back",
+    ):
         assert f"s  {event}\n" in said
     [equal, compared] = re.findall(r"last bit +│ +([\d,]+) of ([\d,]+) │", said)[0]
     assert equal == compared

@@ -124,14 +124,15 @@ _NOT_ANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502"
 #: How a stream ends whose server has died: behind Envoy, and behind HAProxy.
 _BROKEN_STREAM = {"StatusCode.INTERNAL", "StatusCode.CANCELLED"}
 
-#: What Triton 25.05 and newer say after SIGTERM. On a stream, the answer has no code.
-_SHUTTING_DOWN = "server is shutting down"
+#: What Triton says after SIGTERM: 25.05 and newer, and older ones, which unload their models first. On a stream, the answer has no
+#: code.
+_SHUTTING_DOWN = re.compile("server is shutting down|^Request for unknown model: .* has no available versions")
 
 
 def leaves_server(error: InferenceServerException) -> bool:
     """Whether a request that is answered so on a stream is better sent over a new one, which may go to another server."""
     text = error.message() or ""
-    return text.startswith("SEQUENCE_MOVED:") or _SHUTTING_DOWN in text
+    return text.startswith("SEQUENCE_MOVED:") or _SHUTTING_DOWN.search(text) is not None
 
 
 def of_server(error: InferenceServerException, of_stream: bool = False) -> StatefulError:
@@ -149,7 +150,7 @@ def of_server(error: InferenceServerException, of_stream: bool = False) -> State
         return made
     if _MISSING.search(text):
         return SequenceMissing(text)
-    if str(error.status()) in _NOT_ANSWERED or _SHUTTING_DOWN in text:
+    if str(error.status()) in _NOT_ANSWERED or _SHUTTING_DOWN.search(text):
         return Unavailable(str(error))
     if of_stream and str(error.status()) in _BROKEN_STREAM:
         return Unavailable(str(error))

@@ -20,6 +20,9 @@ impl<R> Scheduler<R> {
         now: Instant,
     ) -> Result<Option<usize>, (R, Refused)> {
         let known = control.id.as_ref().and_then(|id| self.by_id.get(id)).copied();
+        if self.drains && (control.start || known.is_none()) {
+            return Err((request, Refused::Drains));
+        }
         let mut begins = Begins::Plain;
         let lane = match (control.start, known) {
             (true, _) => match self.begin(control.id.clone(), control.origin.clone(), known, wait, now) {
@@ -115,6 +118,9 @@ impl<R> Scheduler<R> {
             let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
             let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
             let Some(known) = id.clone().or(made) else { continue };
+            if self.drains && (*start || !is_live(&known)) {
+                return Err((row, Refused::Drains));
+            }
             let leaves = |lane: &u32| self.sequences.get(lane).is_some_and(|sequence| sequence.leaves);
             if !start && by_request(&known).is_none() && self.by_id.get(&known).is_some_and(leaves) {
                 return Err((row, Refused::Moved(known)));

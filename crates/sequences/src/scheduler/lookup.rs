@@ -85,6 +85,23 @@ impl<R> Scheduler<R> {
         refused
     }
 
+    /// Takes no more sequences from now on, and lets those that are here leave for other servers, each when its queued requests
+    /// have run or were refused. Returns the requests that cannot run here. `wake`: see [`Scheduler::release`].
+    pub fn drain(&mut self, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
+        self.drains = true;
+        let mut refused = Vec::new();
+        // First, because those that leave free places.
+        for lane in self.waiting.clone() {
+            refused.extend(self.remove(lane).into_iter().map(|(request, _)| (request, Refused::Drains)));
+        }
+        for lane in self.sequences.keys().copied().collect::<Vec<_>>() {
+            refused.extend(self.release(lane, now, wake));
+            // One that has not begun leaves when it has.
+            self.sequences.get_mut(&lane).into_iter().for_each(|of| of.leaves = true);
+        }
+        refused
+    }
+
     /// A sequence was found. `wake` gets its worker, which has to get its state before its requests. If a START has taken its
     /// id meanwhile, what was found may be the new sequence; then returns the requests, which cannot run.
     pub fn found(&mut self, lane: u32, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {

@@ -158,6 +158,8 @@ pub struct Scheduler<R> {
     lookups: Vec<u32>,
     /// Lanes of sequences that wait to be looked for or are looked for. A START with the id of one removes it from here.
     elsewhere: BTreeSet<u32>,
+    /// See [`Scheduler::drain`].
+    drains: bool,
     last_scan: Instant,
 }
 
@@ -180,6 +182,7 @@ impl<R> Scheduler<R> {
             parked: LinkedHashMap::new(),
             lookups: Vec::new(),
             elsewhere: BTreeSet::new(),
+            drains: false,
             last_scan: now,
         }
     }

@@ -64,6 +64,8 @@ pub enum Refused {
     CloneOfItself(SequenceId),
     /// The sequence leaves for another server.
     Moved(SequenceId),
+    /// All sequences leave for other servers, and no more are taken ([`Scheduler::drain`](super::Scheduler::drain)).
+    Drains,
 }
 
 /// A sequence that has to be looked for in a store, or entered there.

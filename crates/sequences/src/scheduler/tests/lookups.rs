@@ -174,3 +174,38 @@ fn a_request_of_several_steps_makes_all_of_them_before_its_sequence_leaves() {
     assert_eq!(bench.run(Outcome::Advanced), [2]);
     assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, why: OverBy::Released }]);
 }
+
+#[test]
+fn all_sequences_leave_a_scheduler_that_is_drained() {
+    let mut bench = bench_with_store(Rules { max_sequences: 4, max_waiting: 4, ..rules() });
+    let mut wake = Vec::new();
+    for number in [7, 8] {
+        bench.send(number, "S", 1).unwrap();
+    }
+    bench.run(Outcome::Advanced);
+    // One is idle, one has a request that runs and one that waits, one begins, one is looked for, and one waits for a place.
+    bench.send(8, "", 2).unwrap();
+    bench.send(9, "S", 3).unwrap();
+    let running = bench.take();
+    bench.send(8, "", 4).unwrap();
+    bench.send(10, "", 5).unwrap();
+    bench.send(11, "S", 6).unwrap();
+    assert_eq!(bench.scheduler.waiting(), 1);
+    let mut refused = bench.scheduler.drain(bench.now, &mut wake);
+    refused.sort_by_key(|(request, _)| *request);
+    assert_eq!(refused, [(4, Refused::Moved(id(8))), (6, Refused::Drains)]);
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, why: OverBy::Released }]);
+    assert_eq!(bench.send(7, "", 7), Err(Refused::Drains));
+    assert_eq!(bench.send(12, "S", 8), Err(Refused::Drains));
+    assert_eq!(bench.send(9, "", 9), Err(Refused::Moved(id(9))));
+    bench.finish(&running, Outcome::Advanced);
+    let over: Vec<_> = bench.scheduler.take(0, 8).over.iter().map(|over| (over.lane, over.why)).collect();
+    assert_eq!(over, [(1, OverBy::Released), (2, OverBy::Released)]);
+    // What was being looked for is taken, makes its step, and leaves.
+    let lane = bench.scheduler.take_lookups().remove(0).lane;
+    assert_eq!(bench.scheduler.found(lane, bench.now, &mut wake), []);
+    assert_eq!(bench.run(Outcome::Advanced), [5]);
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane, why: OverBy::Released }]);
+    assert_eq!(bench.scheduler.live(), 0);
+    assert_eq!(bench.scheduler.drain(bench.now, &mut wake), []);
+}
