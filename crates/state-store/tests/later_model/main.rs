@@ -215,8 +215,10 @@ fn the_protocol_of_late_saves_holds_in_every_order() {
 }
 
 #[test]
-#[ignore = "it takes minutes and gigabytes"]
-fn the_protocol_of_late_saves_holds_with_all_faults_together() {
-    check(Protocol { lives: 2, steps: 1, crashes: 0, losses: 1, absences: 0 });
-    assert_eq!(check(Protocol { lives: 2, steps: 2, crashes: 1, losses: 1, absences: 1 }).len(), 5);
+#[ignore = "it takes minutes"]
+fn the_protocol_of_late_saves_holds_with_two_faults() {
+    let nothing = Protocol { lives: 2, steps: 1, crashes: 0, losses: 0, absences: 0 };
+    check(Protocol { losses: 1, ..nothing });
+    check(Protocol { crashes: 1, absences: 1, ..nothing });
+    check(Protocol { crashes: 1, losses: 1, ..nothing });
 }
