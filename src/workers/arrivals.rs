@@ -103,7 +103,13 @@ impl Reader {
     }
 
     fn may_drain(&self, request: &Request) -> Option<Result<(), RequestError>> {
-        Some(match self.expected.drains(request)? {
+        let drains = self.expected.drains(request)?;
+        if !matches!(request.sequence_id(), Ok(None)) {
+            return Some(
+                Err(conflict("'drain' concerns all sequences of the model: leave out the sequence id").into()),
+            );
+        }
+        Some(match drains {
             Ok(true) if self.has_store => Ok(()),
             Ok(true) => {
                 Err(conflict("'drain' saves all sequences in the model's 'state_store', and it has none").into())
