@@ -49,13 +49,14 @@ async def run_all(speakers: Speakers, faults: Faults, seconds: float, chaos_seed
         else:
             await faults.chaos(seconds, chaos_seed)
         await talking
+        faults.count_ended()
         await faults.compared()
     finally:
         talking.cancel()
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Whether no sequence and no step was lost, and every answer was right."""
+    """Whether no sequence and no step was lost, every answer was right, and no server ended by itself."""
     seconds = arguments.chaos * 60 if arguments.chaos else arguments.seconds
     folder = paths.BUILD / "cluster" / arguments.out.stem
     shutil.rmtree(folder, ignore_errors=True)
@@ -94,11 +95,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     report.draw(title, speakers.lives, faults, arguments.out)
     # not through the console: a path must stay on one line
     print(f"picture:    {arguments.out}")
-    return checked.passed
+    return checked.passed and not faults.crashes
 
 
 def main() -> int:
-    """The process's exit code: 0 if nothing was lost and every answer was right."""
+    """The process's exit code: 0 if nothing was lost, every answer was right, and no server ended by itself."""
     parser = argparse.ArgumentParser(
         prog="scripts/cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -110,12 +110,17 @@ class Faults:
                     self.servers.resume(number)
                 self._comes(number)
             await asyncio.sleep(rng.uniform(0.2, 2))
-            for other in range(len(self.servers)):
-                if not self.servers[other].is_alive():
-                    self.crashes += 1
-                    self.tell(f"server {other + 1} has ended by itself, with {self.servers[other].exit_code}")
-                    self._leaves(other)
-                    await self._start(other)
+            for other in self.count_ended():
+                self._leaves(other)
+                await self._start(other)
+
+    def count_ended(self) -> list[int]:
+        """Counts the servers that have ended by themselves. To be called when no fault keeps one away."""
+        ended = [number for number in range(len(self.servers)) if not self.servers[number].is_alive()]
+        for number in ended:
+            self.tell(f"server {number + 1} has ended by itself, with {self.servers[number].exit_code}")
+        self.crashes += len(ended)
+        return ended
 
     async def compared(self) -> None:
         """Waits until `moved` of the last events is known."""

@@ -129,7 +129,7 @@ def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Ta
     made.add_row("answers lost, their steps made once", f"{checked.lost_answers}")
     made.add_row("answers equal to the last bit", f"{checked.bit_equal:,} of {checked.compared:,}")
     if faults.crashes:
-        made.add_row("servers that ended by themselves", f"{faults.crashes}")
+        made.add_row("servers that ended by themselves", f"[red]{faults.crashes}[/]")
     if len(latencies):
         p50, p99 = np.percentile(latencies, [50, 99])
         made.add_row("latency p50, p99, max", f"{p50:.0f}, {p99:.0f}, {latencies.max():.0f} ms")
