@@ -25,7 +25,7 @@ AGAIN = Retry(attempts=50, backoff=0.0001, longest=0.001)
 
 #: What happens to a request. "dies": the server dies before it. "request" and "answer": it dies, too, and the connection
 #: breaks before or after the step. "lost": only the answer is lost. "stale": two requests come to a server that was paused
-#: and still has an older state.
+#: and still has an older state; "stale once": this one does, whatever it is.
 EVENTS = ["none", "dies", "request", "answer", "stale", "lost"]
 
 
@@ -44,7 +44,7 @@ class Forgetful:
         self.saved = self.told = 0
         self.next: list[str] = []
         self.old = 0  # how many requests come to a server with an older state
-        self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
+        self.counts: dict[str, int] = dict.fromkeys([*EVENTS, "stale once"], 0)
 
     def describe(self, asked):
         return self.inner.describe(asked)
@@ -62,6 +62,8 @@ class Forgetful:
             self.old = 2
         if self.old and self.told and not request.start and not request.end:
             self.old -= 1
+            return self.answer_from_old_state(request)
+        if event == "stale once":
             return self.answer_from_old_state(request)
         if event in ("dies", "request"):
             self.die(request)
@@ -83,7 +85,8 @@ class Forgetful:
     def answer_from_old_state(self, request: Request) -> Outputs:
         if "sequence_step" not in request.parameters:
             assert request.parameters == {"query_state": True}
-            return Outputs({INFO: np.array([json.dumps({"steps": self.told - 1})])})
+            told = {"stateful_steps_made": self.told - 1, "stateful_steps_saved": max(0, self.told - 2)}
+            return Outputs({INFO: np.array([json.dumps({"steps": self.told - 1})])}, told)
         error = StepConflict(f"has made {self.told - 1}")
         error.made = self.told - 1
         raise error
@@ -238,6 +241,17 @@ def test_a_sequence_that_was_never_saved_begins_again(serve, deployment):
         sequence.step(value(number))
     server.next = ["dies"]
     assert sequence.step(value(8))["OUTPUT"][0, 0] == 15
+    server.close()
+
+
+def test_an_end_that_has_run_is_told_even_if_a_server_with_an_older_state_refuses_it(serve, deployment):
+    model = serve(type="fp64")
+    sequence, server = forgetful(deployment, model, share=1)
+    for number in (1, 2):
+        sequence.step(value(number))
+    server.next = ["lost", "stale once"]
+    with pytest.raises(AnswerLost, match=f"sequence {sequence.id} is over"):
+        sequence.step(value(4), end=True)
     server.close()
 
 

@@ -169,11 +169,16 @@ class Flow:
     def _info(self) -> Doing[Info]:
         model = yield from self._described()
         self._need_state_api(model, "info")
-        outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
-        read, count = json.loads(outputs[INFO].item()), count_of(outputs)
-        is_lower = count.steps < self.steps and self.retry is not None
-        if is_lower and self._unsaved.explains(count) and (yield from self._resend(1)):
-            return (yield from self._info())
+        failed = 0
+        while True:
+            outputs = yield from self._exchange(lambda: self._request({"query_state": True}))
+            read, count = json.loads(outputs[INFO].item()), count_of(outputs)
+            is_lower = count.steps < self.steps and self._unsaved.explains(count)
+            if self.retry is None or not is_lower or failed >= self.retry.attempts:
+                break
+            failed += 1
+            if not (yield from self._resend(failed)):
+                break
         if count != self.count:
             self.count, self._is_open = count, False
         self._must_count = False
@@ -475,7 +480,11 @@ class Flow:
             is_lower = self._unsaved.is_stale(made) or (bool(self._unsaved) and made <= self.steps)
         else:
             is_lower = isinstance(error, SequenceMissing) and bool(self._unsaved)
-        return is_lower and (yield from self._resend(failed))
+        if not is_lower:
+            return False
+        is_there = yield from self._resend(failed)
+        # The server that has made fewer steps has let the sequence go, and it is over elsewhere. The request is told so.
+        return is_there or isinstance(error, StepConflict)
 
     def _resend(self, failed: int) -> Doing[bool]:
         assert self.retry is not None

@@ -46,7 +46,7 @@ class Unsaved:
         if request.end or _SAVED not in parameters:
             self.clear()
         else:
-            self._saved = int(parameters[_SAVED])
+            self._note_saved(parameters)
             self.note_unsaid(request, before, after)
 
     def note_unsaid(self, request: Request, before: Count, after: Count) -> None:
@@ -63,8 +63,12 @@ class Unsaved:
     def hear(self, parameters: Mapping[str, Parameter]) -> None:
         """Of the answer to a request that has changed nothing."""
         if _SAVED in parameters:
-            self._saved = int(parameters[_SAVED])
+            self._note_saved(parameters)
             self._forget()
+
+    def _note_saved(self, parameters: Mapping[str, Parameter]) -> None:
+        # A server that was paused may not know that another one has saved more. By what it says, it would not be stale.
+        self._saved = max(self._saved, int(parameters[_SAVED]))
 
     def _forget(self) -> None:
         while self._kept and (self._kept[0].is_in(self._saved) or self._size > self._limit):
