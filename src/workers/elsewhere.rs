@@ -55,6 +55,20 @@ impl Shared {
         let Some(stored) = &self.stored else { return Vec::new() };
         let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
         let mut scheduler = self.scheduler.lock();
+        // The START of a client that has gone, which may have sent it again to another server: it must not replace that
+        // sequence in the store.
+        let is_cancelled = |of: &Pending| {
+            let request = scheduler.first_request(of.lookup.lane).filter(|_| of.lookup.starts);
+            request.is_some_and(|queued| queued.row.request.is_cancelled())
+        };
+        let (cancelled, pending): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_cancelled);
+        for of in cancelled {
+            stored.forget([of.lookup.lane]);
+            let mut requests = scheduler.not_found(of.lookup.lane, now, &mut wake).into_iter();
+            let first = requests.next();
+            refused.extend(first.map(|(first, _)| (first.row.request, Some(Box::new(RequestError::Cancelled)))));
+            refused.extend(requests.map(unfit));
+        }
         // What is found under an id that a START has taken may be the new sequence.
         let (pending, replaced): (Vec<_>, Vec<_>) =
             pending.into_iter().partition(|of| of.lookup.starts || scheduler.is_looked_for(of.lookup.lane));

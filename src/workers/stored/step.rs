@@ -178,6 +178,8 @@ impl Stored {
                     }
                 }
             }
+            // A START whose client has gone. It may have sent it again to another server, so the record may be of that sequence.
+            Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
             // A START that has failed.
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(None)),
             // The state is as it was saved.

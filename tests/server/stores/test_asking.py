@@ -11,10 +11,11 @@ import pytest
 
 from harness import models
 from harness.conversations import together
+from harness.deployment import eventually
 from harness.models import ledger
 from harness.own import fails_with, fed, total
 from harness.raw import Refused
-from harness.stored import NEVER_MS, Diary, saved_later, word
+from harness.stored import NEVER_MS, Diary, saved_later, stored, word
 
 
 def served(two, model):
@@ -135,3 +136,23 @@ def test_a_dead_owner_is_not_asked_and_a_frozen_one_not_waited_for(two, connect,
         talk.client = connect(two[1])
         talk.step()
     assert dead.lost == 0
+
+
+@pytest.mark.parametrize("kept", [stored, saved_later])
+def test_a_start_whose_client_has_gone_leaves_the_sequence_that_began_elsewhere(two, connect, location_of_valkey, kept):
+    """As after a pause of the server: the client has sent its START again, to another one."""
+    model = served(two, kept(ledger("late_start"), location_of_valkey, max_sequence_number=1, max_queue_size=1))
+    here, there = (connect(deployment) for deployment in two)
+    blocks, talk = Diary(here, model, 1), Diary(there, model, 2)
+    blocks.start()
+    start = here.send(model.name, model.draw(talk.rng), {"sequence_id": 2, "sequence_start": True})
+    two[0].settles("stateful_waiting_starts", model, 1)
+    start.future.cancel()
+    talk.start()
+    talk.step()
+    # the server has heard that it is cancelled
+    time.sleep(0.2)
+    blocks.end()
+    eventually(lambda: two[0].failures(model), lambda failures: failures["cancelled"] == 1)
+    talk.step()
+    assert (talk.answered, talk.lost) == (3, 0)

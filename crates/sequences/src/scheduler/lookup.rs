@@ -42,6 +42,14 @@ impl<R> Scheduler<R> {
         self.elsewhere.contains(&lane)
     }
 
+    /// The first request of a sequence that waits for the store.
+    pub fn first_request(&self, lane: u32) -> Option<&R> {
+        match self.sequences.get(&lane)?.requests.front()? {
+            Queued::Request(request, _) | Queued::Begun(request) => Some(request),
+            Queued::CloneTo(_) => None,
+        }
+    }
+
     /// A sequence was entered in the store. `wake` gets its worker.
     pub fn entered(&mut self, lane: u32, wake: &mut Vec<usize>) {
         let Some(sequence) = self.sequences.get_mut(&lane).filter(|of| of.phase == Phase::LookedUp) else { return };
