@@ -343,8 +343,10 @@ impl Stored {
                     }
                     sequence.unsaved.is_refused = true;
                 }
+                // It stays until its worker drops it, because a request that is running now is still answered, and its answer
+                // has to tell how many steps are saved.
                 Saved::Moved | Saved::Ended | Saved::Absent | Saved::Asked => {
-                    owned.remove(lane);
+                    sequence.unsaved.is_refused = true;
                     moved.push(lane);
                 }
             }

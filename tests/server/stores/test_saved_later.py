@@ -2,6 +2,7 @@
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from harness.deployment import eventually
 from harness.models import booked, ledger
 from harness.models.inputs import framed
 from harness.models.windows import cut
-from harness.own import FAILS, fails_with
+from harness.own import FAILS, fails_with, fed
 from harness.raw import Refused, Unary
 from harness.stored import NEVER_MS, Diary, both_stores, saved_later, steps, word
 from harness.windows import Cut, WindowOracle, WindowTalk
+from triton_stateful import Retry, Sequence
 
 
 def refused(talk: Diary, wanted: str, code: str, **how) -> None:
@@ -249,6 +251,38 @@ def test_without_the_store_inference_goes_on_and_steps_are_saved_when_it_is_back
         talk.step()
     theirs.step()
     assert (live.lost, born.lost, theirs.lost) == (0, 0, 0)
+
+
+def taken_by_another_server(store) -> None:
+    """The only sequence there is, as it is saved. Its owner isn't asked."""
+    [record] = store.ask("KEYS", "o*")
+    token = store.ask("HGET", record, "t")
+    store.ask("RENAME", b"b" + record[1:] + token, b"b" + record[1:] + bytes(len(token)))
+    store.ask("HSET", record, "t", bytes(len(token)), "o", "")
+
+
+def test_a_request_that_runs_while_the_store_refuses_its_sequence_says_what_is_saved(deploy, valkey):
+    """So its client knows that the step may be lost, keeps it, and sends it again."""
+    store, deployment = valkey(), deploy(control_model=False)
+    model = saved_later(models.work("refused_meanwhile"), store.location, state_api="true")
+    deployment.serve(model)
+    retry = Retry(attempts=50, backoff=0.001, longest=0.1)
+    with Sequence(deployment.server.grpc_url, model.name, retry=retry) as sequence, ThreadPoolExecutor(1) as pool:
+        sequence.step(fed(1))
+        all_saved(deployment, model)
+        taken_by_another_server(store)
+        store.process.send_signal(signal.SIGSTOP)
+        try:
+            sequence.step(fed(2))
+            # the state waits to be written
+            eventually(lambda: deployment.metric("stateful_store_errors_total", model), lambda errors: errors > 0)
+            # about a second
+            running = pool.submit(sequence.step, fed(4, 2000))
+            time.sleep(0.1)
+        finally:
+            store.process.send_signal(signal.SIGCONT)
+        assert running.result().parameters["stateful_steps_saved"] == 1
+        assert sequence.step(fed(8))["OUTPUT"].item() == 1 + 2 + 4 + 8
 
 
 def test_a_store_that_is_down_at_load_is_used_when_it_is_up(deploy, connect, valkey):
