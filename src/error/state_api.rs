@@ -70,6 +70,11 @@ pub enum StateApiError {
 }
 
 impl StateApiError {
+    /// Whether the sequence is not where the request's client believes it to be.
+    pub const fn is_step_conflict(&self) -> bool {
+        matches!(self, Self::StepConflict { .. } | Self::LeftConflict { .. })
+    }
+
     pub(super) const fn class(&self) -> (Reason, Code) {
         match self {
             Self::Off(_) => (Reason::StateApi, Code::Unsupported),

@@ -451,7 +451,7 @@ impl Instance {
         let ends = row.asked.as_ref().is_some_and(|asked| asked.progress.ends);
         row.state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
         self.undo_steps(&mut row);
-        let Row { mut state, answer, request, key, .. } = row;
+        let Row { mut state, answer, request, key, end, .. } = row;
         let lane = key.and_then(|key| key.lane);
         let finished = lane.map(|lane| match &state.lease {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
@@ -459,10 +459,11 @@ impl Instance {
         });
         let slot = state.lease.as_ref().map(Lease::slot).filter(|_| self.model.keeper.is_some());
         let steps = slot.and_then(|slot| self.sequences.steps(slot));
+        let leaves = end && state.lease.as_ref().is_some_and(|lease| !lease.ends());
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        answered.push(Answered { finished, steps, lease: state.lease, answer, request });
+        answered.push(Answered { finished, steps, leaves, lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.

@@ -17,6 +17,8 @@ pub struct Answered {
     pub finished: Option<Finished>,
     /// The steps of its sequence after it, if the sequence is kept in a store.
     pub steps: Option<u64>,
+    /// It is an END that did not end its sequence: the sequence only leaves this server, and stays in the store.
+    pub leaves: bool,
     /// Its hold on its sequence.
     pub lease: Option<Lease>,
     /// What its client is to be sent; `None` if it has been.

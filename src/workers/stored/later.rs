@@ -191,6 +191,16 @@ impl Stored {
         }
     }
 
+    /// Saves the sequences whose END was refused for its step, unless a younger one has their id.
+    pub(super) fn save_refused(&self, later: &Later, instance: &mut Instance, answered: &mut [Answered]) {
+        for of in answered.iter_mut().filter(|of| of.leaves) {
+            let Some(lane) = of.finished.map(|finished| finished.lane) else { continue };
+            let why = if self.is_replaced(lane) { OverBy::Replaced } else { OverBy::Released };
+            self.save_leaving(later, instance, &[Over { lane, why }]);
+            Self::let_go(of);
+        }
+    }
+
     /// Since when there are steps that are not saved.
     pub fn oldest_unsaved(&self, later: &Later) -> Option<Instant> {
         let owned = self.sequences.lock();

@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
-use sequences::SequenceId;
 use sequences::scheduler::{Lookup, Over, Ready};
+use sequences::{Outcome, SequenceId};
 use smallvec::SmallVec;
 use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
 
@@ -35,7 +35,7 @@ use crate::batch::Row;
 use crate::config::Durability;
 use crate::error::{LoadError, RequestError, StoredError};
 use crate::instance::Instance;
-use crate::model::{Answered, LiveSequences, SaveMetrics};
+use crate::model::{Answered, Lease, LiveSequences, SaveMetrics};
 use crate::panic::{self, Panic};
 pub(super) use asks::Asks;
 use due::{Later, Unsaved};
@@ -224,7 +224,10 @@ impl Stored {
     ) {
         match &self.later {
             None => self.save_steps(instance, answered, left, members),
-            Some(later) => self.note(later, worker, answered, left),
+            Some(later) => {
+                self.note(later, worker, answered, left);
+                self.save_refused(later, instance, answered);
+            }
         }
     }
 
@@ -316,6 +319,12 @@ impl Stored {
                 refuse(row, |_| error);
             }
         }
+    }
+
+    /// A sequence leaves, although its request, an END, did not end it. The next request finds it in the store.
+    fn let_go(of: &mut Answered) {
+        of.lease.iter_mut().for_each(Lease::spoil);
+        of.finished.iter_mut().for_each(|finished| finished.outcome = Outcome::Lost);
     }
 
     /// Notes that this server no longer owns the sequences of these lanes.

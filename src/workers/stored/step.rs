@@ -182,6 +182,12 @@ impl Stored {
             Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
             // A START that has failed.
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(None)),
+            // The store has the state, which another request can continue.
+            Outcome::Failed | Outcome::RunFailed if of.leaves => {
+                self.forget([lane]);
+                Self::let_go(of);
+                None
+            }
             // The state is as it was saved.
             Outcome::Failed | Outcome::RunFailed => None,
             // The store still has the state of the last answer.
@@ -234,7 +240,7 @@ impl Stored {
     }
 
     /// Whether a younger sequence of this server has the id.
-    fn is_replaced(&self, lane: u32) -> bool {
+    pub(super) fn is_replaced(&self, lane: u32) -> bool {
         self.sequences.lock().is_replaced(lane)
     }
 

@@ -3,6 +3,7 @@
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from harness.models.inputs import framed
 from harness.models.windows import cut
 from harness.own import FAILS, fails_with, fed
 from harness.raw import Refused, Unary
-from harness.stored import NEVER_MS, Diary, both_stores, saved_later, steps, word
+from harness.stored import NEVER_MS, Diary, both_stores, saved_later, steps, stored, word
 from harness.windows import Cut, WindowOracle, WindowTalk
 from triton_stateful import Retry, Sequence
 
@@ -206,6 +207,29 @@ def test_an_end_is_final(deploy, connect, location):
             one.step()
 
 
+@both_stores
+@pytest.mark.parametrize("durability", ["step", "interval", "drain"])
+def test_an_end_that_is_refused_for_its_step_ends_nothing(deploy, connect, location, durability):
+    """A server may have an older state than the client has seen. The client then makes the missing steps, and ends it."""
+    how = {"interval": partial(saved_later, interval_ms=NEVER_MS), "drain": partial(saved_later, interval_ms=None)}
+    model = how.get(durability, stored)(ledger("end_refused"), location, state_api="true")
+    deployment = deploy(control_model=False)
+    deployment.serve(model)
+    talk = Diary(connect(deployment), model, 1)
+    talk.start()
+    for made in (1, 2, 3):
+        ends = {"sequence_id": 1, "sequence_end": True, "sequence_step": 7}
+        for _ in range(2):
+            with pytest.raises(Refused, match=f"SEQUENCE_STEP_CONFLICT: .* which has made {made}; it has not run"):
+                talk.client.ask(model.name, model.draw(talk.rng), ends)
+        # the state has left the server, and is saved
+        talk.step()
+        assert (talk.answered, talk.lost) == (made + 1, 0) and talk.saved >= made
+    talk.end()
+    with fails_with("SEQUENCE_MISSING"):
+        talk.step()
+
+
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_without_the_store_inference_goes_on_and_steps_are_saved_when_it_is_back(deploy, connect, valkey, how):
     store, deployment, other = valkey(), deploy(), deploy(control_model=False)
@@ -283,6 +307,23 @@ def test_a_request_that_runs_while_the_store_refuses_its_sequence_says_what_is_s
             store.process.send_signal(signal.SIGCONT)
         assert running.result().parameters["stateful_steps_saved"] == 1
         assert sequence.step(fed(8))["OUTPUT"].item() == 1 + 2 + 4 + 8
+
+
+def test_an_end_follows_the_steps_that_its_server_does_not_have(deploy, connect, valkey):
+    store, deployment = valkey(), deploy(control_model=False)
+    model = saved_later(models.work("behind"), store.location, state_api="true")
+    deployment.serve(model)
+    retry = Retry(attempts=50, backoff=0.001, longest=0.1)
+    with Sequence(deployment.server.grpc_url, model.name, retry=retry) as sequence:
+        sequence.step(fed(1))
+        all_saved(deployment, model)
+        taken_by_another_server(store)
+        sequence.step(fed(2))
+        deployment.settles("stateful_live_sequences", model, 0)
+        # the store has the state after one step
+        assert sequence.step(fed(4), end=True)["OUTPUT"].item() == 1 + 2 + 4
+    with fails_with("SEQUENCE_MISSING"):
+        connect(deployment).ask(model.name, fed(8), {"sequence_id": sequence.id})
 
 
 def test_a_store_that_is_down_at_load_is_used_when_it_is_up(deploy, connect, valkey):
