@@ -48,6 +48,8 @@ class Faults:
     away: list[tuple[int | str, float, float]] = field(default_factory=list)
     #: How often a server ended that no fault had killed.
     crashes: int = 0
+    #: The numbers of the servers that were told to end.
+    stopped: set[int] = field(default_factory=set)
     #: Each finds out which sequences an event moves. asyncio itself keeps no task alive.
     _comparing: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
@@ -68,6 +70,7 @@ class Faults:
         async with self._noted("server 2 is drained and stopped"):
             await self._drain(1)
             self.servers[1].ask_to_stop()
+            self.stopped.add(1)
         self._leaves(1)
         await self._until(seconds * 0.7)
         async with self._noted("the store stops"):
@@ -116,7 +119,8 @@ class Faults:
 
     def count_ended(self) -> list[int]:
         """Counts the servers that have ended by themselves. To be called when no fault keeps one away."""
-        ended = [number for number in range(len(self.servers)) if not self.servers[number].is_alive()]
+        numbers = set(range(len(self.servers))) - self.stopped
+        ended = [number for number in sorted(numbers) if not self.servers[number].is_alive()]
         for number in ended:
             self.tell(f"server {number + 1} has ended by itself, with {self.servers[number].exit_code}")
         self.crashes += len(ended)

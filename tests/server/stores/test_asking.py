@@ -151,7 +151,7 @@ def test_a_start_whose_client_has_gone_leaves_the_sequence_that_began_elsewhere(
     talk.start()
     talk.step()
     # the server has heard that it is cancelled
-    time.sleep(0.2)
+    time.sleep(0.5)
     blocks.end()
     eventually(lambda: two[0].failures(model), lambda failures: failures["cancelled"] == 1)
     talk.step()
