@@ -12,8 +12,8 @@ use crate::triton::Code;
 pub enum StoredError {
     /// Another server has taken the sequence, or the state here has been lost.
     #[error(
-        "SEQUENCE_MOVED: another server has gone on with sequence {0}, or its state here was lost; this request has changed \
-         nothing: send it again, to any server"
+        "SEQUENCE_MOVED: sequence {0} has left this server, or its state here was lost; this request has changed nothing: send \
+         it again"
     )]
     Moved(SequenceId),
     /// The server is being drained.

@@ -83,6 +83,11 @@ impl SaveMetrics {
         self.0.lock().lost += 1;
     }
 
+    /// How many sequences could not be saved.
+    pub fn lost(&self) -> u64 {
+        self.0.lock().lost
+    }
+
     pub(super) fn now(&self) -> Saves {
         *self.0.lock()
     }

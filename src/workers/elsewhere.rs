@@ -3,6 +3,7 @@
 //! Rules: the scheduler is not locked while the store is asked. The sequences that this server owns are in [`super::stored`].
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use sequences::scheduler::{Lookup, Scheduler};
@@ -131,7 +132,8 @@ impl Shared {
         self.refuse_queued(refused);
     }
 
-    /// All sequences leave for other servers, and no more are taken. Each answer says how many are left.
+    /// All sequences leave for other servers, and no more are taken. Each answer says how many are left, and how many could not be
+    /// saved. While the store can't take their states, the sequences stay.
     pub(super) fn drain(&self, asked: Vec<(Request, Result<(), RequestError>)>) {
         if asked.is_empty() {
             return;
@@ -141,16 +143,19 @@ impl Shared {
         let Some(stored) = self.stored.as_ref().filter(|_| !may.is_empty()) else { return };
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
-        let refused = scheduler.drain(now, &mut wake);
+        let takes_states = stored.later().is_none_or(|later| later.queue.takes_states());
+        let refused = if takes_states { scheduler.drain(now, &mut wake) } else { scheduler.take_no_more() };
         let live = scheduler.live();
         self.watch_clock_for(&mut scheduler, now);
         drop(scheduler);
         self.wake(&mut wake);
         self.refuse_queued(refused);
-        let left = stored.left(live);
+        let left = stored.left(live) + self.answering.load(Ordering::Acquire);
+        let not_saved = stored.not_saved_by_drain();
         let answer = |request: &Request| {
             let response = request.response()?;
             response.set_number(c"stateful_sequences_left", left)?;
+            response.set_number(c"stateful_sequences_not_saved", not_saved)?;
             Ok(response)
         };
         let answers = may.into_iter().map(|(request, _)| {

@@ -25,7 +25,7 @@ mod releases;
 mod stored;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,8 @@ struct Shared {
     /// If sequences outlive the server.
     stored: Option<Stored>,
     lookups: Arc<Queue>,
+    /// Requests that have run and whose answers are not sent yet.
+    answering: AtomicUsize,
     most_rows: usize,
 }
 
@@ -135,6 +137,7 @@ impl Workers {
             releases: Releases::default(),
             stored,
             lookups: Arc::default(),
+            answering: AtomicUsize::new(0),
             most_rows: model.config.max_rows_per_run,
         });
         shared.watch_clock_for(&mut shared.scheduler.lock(), Instant::now());
@@ -372,6 +375,7 @@ impl Shared {
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
         panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
+        self.answering.fetch_add(settled.requests.len(), Ordering::AcqRel);
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
@@ -391,6 +395,7 @@ impl Shared {
     /// Sends the answers of a batch, and releases its requests.
     fn answer(&self, Settled { answers, requests, leavings, .. }: Settled) {
         drop(answers);
+        self.answering.fetch_sub(requests.len(), Ordering::AcqRel);
         drop(leavings);
         self.release(requests);
     }

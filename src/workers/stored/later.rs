@@ -269,7 +269,7 @@ impl Stored {
         for &Over { lane, why } in over {
             let what = match why {
                 OverBy::Replaced => What::End,
-                OverBy::Idle | OverBy::Released => What::Release(self.last_state(later, instance, lane)),
+                OverBy::Idle | OverBy::Released => What::Release(self.last_state(later, instance, lane, why)),
             };
             self.put(later, lane, what);
             self.sequences.lock().remove(lane);
@@ -284,7 +284,7 @@ impl Stored {
     }
 
     /// The state of a sequence that leaves, if the writer and the store don't have it.
-    fn last_state(&self, later: &Later, instance: &mut Instance, lane: u32) -> Option<Vec<u8>> {
+    fn last_state(&self, later: &Later, instance: &mut Instance, lane: u32, why: OverBy) -> Option<Vec<u8>> {
         let state = {
             let mut owned = self.sequences.lock();
             let of = owned.get_mut(lane)?;
@@ -300,7 +300,13 @@ impl Stored {
         };
         let state = state.inspect_err(|error| log::warn!("the state of a sequence that leaves is lost: {error}"));
         let state = state.ok().flatten()?;
-        if later.queue.refuses(state.len()) {
+        // Many may leave together, when a server is drained or a model unloaded. Those that are idle for too long don't, and runs
+        // don't wait for them.
+        let has_room = match why {
+            OverBy::Released => later.queue.waits_for_room(state.len()),
+            OverBy::Idle | OverBy::Replaced => !later.queue.refuses(state.len()),
+        };
+        if !has_room {
             log::warn!("the last steps of a sequence that leaves are lost: the store has not answered for too long");
             self.metrics().count_not_saved();
             return None;

@@ -20,7 +20,7 @@ mod lookups;
 mod step;
 mod writer;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
@@ -56,6 +56,8 @@ pub(super) struct Stored {
     keeper: Arc<Keeper>,
     sequences: Mutex<Owned>,
     later: Option<Later>,
+    /// Sequences that were not saved before the first drain.
+    lost_before_drain: OnceLock<u64>,
     live: Arc<LiveSequences>,
 }
 
@@ -170,7 +172,7 @@ impl Stored {
             Durability::Interval(interval) => Some(Later::new(Some(interval), workers, alarm)),
             Durability::Drain => Some(Later::new(None, workers, alarm)),
         };
-        Self { keeper, sequences: Mutex::default(), later, live }
+        Self { keeper, sequences: Mutex::default(), later, lost_before_drain: OnceLock::new(), live }
     }
 
     pub fn keeper(&self) -> &Arc<Keeper> {
@@ -190,6 +192,14 @@ impl Stored {
     pub fn left(&self, live: usize) -> usize {
         let owned = self.sequences.lock().by_lane.len();
         live.max(owned) + self.later.as_ref().map_or(0, |later| later.queue.len())
+    }
+
+    /// How many sequences could not be saved since the first call, or stay unsaved because the store refuses them.
+    pub fn not_saved_by_drain(&self) -> usize {
+        let refused = |owned: &Owned| owned.by_lane.values().filter(|of| of.unsaved.is_refused).count() as u64;
+        let lost = self.metrics().lost();
+        let before = *self.lost_before_drain.get_or_init(|| lost.saturating_sub(refused(&self.sequences.lock())));
+        usize::try_from(lost.saturating_sub(before)).unwrap_or(usize::MAX)
     }
 
     /// The sequences of a batch, before [`Stored::prepare`].

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 
 from harness import models
-from harness.deployment import Deployment
+from harness.deployment import Deployment, eventually
 from harness.own import fed, own, total
 from harness.raw import Refused
 from harness.stored import NEVER_MS, Diary, saved_later, word
@@ -85,7 +88,8 @@ def test_what_cannot_be_drained_is_named(deployment, tmp_path):
     # such models keep nothing
     assert by_core.name not in ran.stderr and no_store.name not in ran.stderr
     deployment.unload(no_api)
-    assert drain(deployment).returncode == 0
+    ran = subprocess.run([DRAIN, f"--url=http://{deployment.server.http_url}/"])
+    assert ran.returncode == 0
     for arguments, why in (
         (("--model", by_core.name), "no parameter 'state_api'"),
         (("--model", no_store.name), "STATE_CONFLICT: 'drain' saves all sequences"),
@@ -96,6 +100,50 @@ def test_what_cannot_be_drained_is_named(deployment, tmp_path):
         assert ran.returncode != 0 and why in ran.stderr, ran.stderr
     ran = subprocess.run([DRAIN, "--url=127.0.0.1:9"], capture_output=True, text=True)
     assert ran.returncode == 1 and "http://127.0.0.1:9/v2/repository/index does not answer" in ran.stderr
+
+
+def test_a_model_that_is_being_unloaded_is_waited_for(two, connect, location_of_valkey):
+    model = saved_later(models.work("drains_unloading"), location_of_valkey, None, state_api="true", worker_count=2)
+    for deployment in two:
+        deployment.serve(model)
+    old, new = (connect(deployment) for deployment in two)
+    assert total(old.ask(model.name, fed(1), {"sequence_id": 1, "sequence_start": True})) == 1
+    running = old.send(model.name, fed(2, 2000), {"sequence_id": 2, "sequence_start": True})
+    two[0].settles("stateful_live_sequences", model, 2)
+    unload = threading.Thread(target=two[0].admin.unload_model, args=[model.name])
+    unload.start()
+    index = two[0].admin.get_model_repository_index
+    eventually(
+        lambda: [of.state for of in index().models if of.name == model.name], lambda states: states == ["UNLOADING"]
+    )
+    ran = drain(two[0])
+    assert ran.returncode == 0, ran.stderr
+    two[0].kill()
+    unload.join()
+    assert total(running.answer()) == 2
+    assert total(new.ask(model.name, fed(10), {"sequence_id": 1})) == 11
+
+
+@pytest.mark.repetition
+def test_more_states_than_may_wait_are_saved(two, location_of_valkey):
+    """640 MB, of which 512 MiB may wait."""
+    width = 8_000_000
+    model = saved_later(models.counter(name="drains_much", width=width), location_of_valkey, None, state_api="true")
+    for deployment in two:
+        deployment.serve(model)
+    tensor = grpc_client.InferInput("INPUT", [1, width], "FP32").set_data_from_numpy(np.ones((1, width), np.float32))
+
+    def ask(to: Deployment, number: int, start: bool = False) -> float:
+        answer = to.admin.infer(model.name, [tensor], sequence_id=number, sequence_start=start)
+        return answer.as_numpy("OUTPUT").ravel()[-1]
+
+    for number in range(1, 21):
+        assert ask(two[0], number, start=True) == 1
+    ran = drain(two[0])
+    assert ran.returncode == 0, ran.stderr
+    two[0].kill()
+    for number in range(1, 21):
+        assert ask(two[1], number) == 2
 
 
 def test_without_the_store_the_command_says_what_is_left(deployment, connect, valkey):

@@ -93,15 +93,18 @@ impl<R> Scheduler<R> {
         refused
     }
 
-    /// Takes no more sequences from now on, and lets those that are here leave for other servers, each when its queued requests
-    /// have run or were refused. Returns the requests that cannot run here. `wake`: see [`Scheduler::release`].
-    pub fn drain(&mut self, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
+    /// Takes no more sequences from now on. Returns the requests of those that wait for a place.
+    pub fn take_no_more(&mut self) -> Vec<(R, Refused)> {
         self.drains = true;
-        let mut refused = Vec::new();
+        let waiting = self.waiting.clone().into_iter();
+        waiting.flat_map(|lane| self.remove(lane)).map(|(request, _)| (request, Refused::Drains)).collect()
+    }
+
+    /// Takes no more sequences, and lets those that are here leave for other servers, each when its queued requests have run or
+    /// were refused. Returns the requests that cannot run here. `wake`: see [`Scheduler::release`].
+    pub fn drain(&mut self, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
         // First, because those that leave free places.
-        for lane in self.waiting.clone() {
-            refused.extend(self.remove(lane).into_iter().map(|(request, _)| (request, Refused::Drains)));
-        }
+        let mut refused = self.take_no_more();
         for lane in self.sequences.keys().copied().collect::<Vec<_>>() {
             refused.extend(self.release(lane, now, wake));
             // One that has not begun leaves when it has.
