@@ -211,8 +211,9 @@ def test_a_pod_has_the_time_to_leave(deployment):
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     [drain] = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))
-    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
-    assert command == "sleep" and pod["terminationGracePeriodSeconds"] > int(drain) + int(seconds)
+    script = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    [waits] = re.findall(r"^sleep (\d+); stateful-drain --timeout (\d+)$", script)
+    assert pod["terminationGracePeriodSeconds"] > int(drain) + sum(map(int, waits))
 
 
 def test_one_pod_leaves_at_a_time(named, deployment):

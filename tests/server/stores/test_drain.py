@@ -79,7 +79,8 @@ def test_requests_that_run_are_answered_and_those_behind_them_sent_on(two, conne
     assert total(new.ask(model.name, fed(5), {"sequence_id": 2})) == 7
 
 
-def test_what_cannot_be_drained_is_named(deployment, tmp_path):
+def test_what_cannot_be_drained_is_named(deploy, tmp_path):
+    deployment = deploy(control_model=False)
     by_core = deployment.serve(models.counter(name="drains_by_core"))
     no_api = deployment.serve(own(models.counter(name="drains_without_api"), state_store=f"file:{tmp_path / 'a'}"))
     no_store = deployment.serve(own(models.counter(name="drains_no_store"), state_api="true"))
@@ -146,8 +147,8 @@ def test_more_states_than_may_wait_are_saved(two, location_of_valkey):
         assert ask(two[1], number) == 2
 
 
-def test_without_the_store_the_command_says_what_is_left(deployment, connect, valkey):
-    store = valkey()
+def test_without_the_store_the_command_says_what_is_left(deploy, connect, valkey):
+    store, deployment = valkey(), deploy(control_model=False)
     model = deployment.serve(saved_later(models.lstm("drains_late"), store.location, None, state_api="true"))
     talk = Diary(connect(deployment), model, 1)
     talk.start()
@@ -160,7 +161,8 @@ def test_without_the_store_the_command_says_what_is_left(deployment, connect, va
     assert ran.returncode == 0, ran.stderr
 
 
-def test_drain_is_not_taken_back(deployment, connect, location_of_valkey):
+def test_drain_is_not_taken_back(deploy, connect, location_of_valkey):
+    deployment = deploy(control_model=False)
     model = deployment.serve(
         saved_later(models.counter(name="drains_again"), location_of_valkey, None, state_api="true")
     )
