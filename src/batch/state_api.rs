@@ -18,13 +18,19 @@ use crate::triton::{HeldElements, ParameterValue, Request, Response, echo};
 type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
 
 /// The request parameters of the State API.
-const PARAMETERS: [(&str, Read); 10] = [
+const PARAMETERS: [(&str, Read); 11] = [
     ("clone_of", |asked, _, name, value| {
         asked.clone_of = Some(sequence(name, value)?);
         Ok(())
     }),
     ("commit", |asked, _, name, value| flag(name, value).map(|commits| asked.discards = !commits)),
     ("delete", |asked, _, name, value| flag(name, value).map(|deletes| asked.delete = deletes)),
+    // Without START and id, `StateReader::drains` reads it.
+    (DRAIN, |_, _, _, _| {
+        Err(conflict(
+            "'drain' concerns all sequences of a model that this backend schedules: leave out START and the sequence id",
+        ))
+    }),
     ("get_state", |asked, api, name, value| states(api, name, value).map(|states| asked.get = states)),
     ("query_state", |asked, _, name, value| flag(name, value).map(|queries| asked.query = queries)),
     ("reset_state", |asked, api, name, value| {

@@ -96,20 +96,14 @@ impl Reader {
         self.expected.brings_no_window(row, left)
     }
 
-    /// Takes out the requests that ask that all sequences leave the server, each with whether it may.
-    pub fn take_drains(&self, requests: &mut Vec<Request>) -> Vec<(Request, Result<(), RequestError>)> {
-        let drains = requests.extract_if(.., |request| self.may_drain(request).is_some());
-        drains.filter_map(|request| Some((self.may_drain(&request)?, request))).map(|(may, of)| (of, may)).collect()
-    }
-
-    fn may_drain(&self, request: &Request) -> Option<Result<(), RequestError>> {
-        let drains = self.expected.drains(request)?;
-        if !matches!(request.sequence_id(), Ok(None)) {
-            return Some(
-                Err(conflict("'drain' concerns all sequences of the model: leave out the sequence id").into()),
-            );
+    /// Whether a request may drain the server; `None` if it has START or an id, or does not ask for that.
+    pub fn may_drain(&self, request: &Request) -> Option<Result<(), RequestError>> {
+        let is_of_sequence =
+            !matches!(request.sequence_id(), Ok(None)) || !matches!(request.start_and_end(), Ok((false, _)));
+        if is_of_sequence {
+            return None;
         }
-        Some(match drains {
+        Some(match self.expected.drains(request)? {
             Ok(true) if self.has_store => Ok(()),
             Ok(true) => {
                 Err(conflict("'drain' saves all sequences in the model's 'state_store', and it has none").into())

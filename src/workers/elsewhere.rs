@@ -141,11 +141,10 @@ impl Shared {
         let (may, may_not): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, may)| may.is_ok());
         self.refuse(may_not.into_iter().map(|(request, why)| (request, why.err().map(Box::new))).collect());
         let Some(stored) = self.stored.as_ref().filter(|_| !may.is_empty()) else { return };
-        // The first call counts from here.
-        stored.not_saved_by_drain();
+        stored.begin_drain();
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
-        let takes_states = stored.later().is_none_or(|later| later.queue.takes_states());
+        let takes_states = stored.later().is_none_or(|later| !later.queue.is_down() && !later.queue.is_full());
         let refused = if takes_states { scheduler.drain(now, &mut wake) } else { scheduler.take_no_more() };
         let live = scheduler.live();
         self.watch_clock_for(&mut scheduler, now);

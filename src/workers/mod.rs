@@ -167,12 +167,11 @@ impl Workers {
     }
 
     /// Queues the requests of a payload. Those that cannot run are answered now.
-    pub fn execute(&mut self, mut requests: Vec<Request>) {
+    pub fn execute(&mut self, requests: Vec<Request>) {
         let _executing = self.shared.releases.execute();
-        self.shared.drain(self.reader.take_drains(&mut requests));
         let queue_was_empty = thread_waits() != self.waits;
         let now = Instant::now();
-        let (mut wake, mut refused) = (Vec::new(), Vec::new());
+        let (mut wake, mut refused, mut drains) = (Vec::new(), Vec::new(), Vec::new());
         let read = self.reader.read_all(requests);
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
@@ -182,7 +181,10 @@ impl Workers {
                     Ok(control) => control,
                     Err(why) => {
                         starts.iter().for_each(|id| scheduler.refuse_start(id));
-                        refused.push((row.request, why));
+                        match self.reader.may_drain(&row.request) {
+                            Some(may) => drains.push((row.request, may)),
+                            None => refused.push((row.request, why)),
+                        }
                         continue;
                     }
                 };
@@ -202,6 +204,7 @@ impl Workers {
         self.shared.watch_clock_for(&mut scheduler, now);
         drop(scheduler);
         self.shared.refuse(refused);
+        self.shared.drain(drains);
         let runs_here = match self.workers.as_slice() {
             // Core's thread waits for no store.
             _ if self.shared.stored.as_ref().is_some_and(|stored| stored.later().is_none()) => None,

@@ -68,7 +68,7 @@ const OF_BOTH_NAMES: u8 = 2;
 
 /// Whether a name has only words of [`NEVER_STATES`] and [`SIDES`], as `encoder.length` has.
 pub fn is_never_state(name: &str) -> bool {
-    without_sides(name).split('_').all(|word| !is_states(word))
+    without_sides(name).split('_').all(|word| NEVER_STATES.contains(&word))
 }
 
 /// How strongly the names of an input and an output say that they are a state; `None` if they don't.

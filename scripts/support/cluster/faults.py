@@ -48,8 +48,6 @@ class Faults:
     away: list[tuple[int | str, float, float]] = field(default_factory=list)
     #: How often a server ended that no fault had killed.
     crashes: int = 0
-    #: The numbers of the servers that were told to end.
-    stopped: set[int] = field(default_factory=set)
     #: Each finds out which sequences an event moves. asyncio itself keeps no task alive.
     _comparing: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
@@ -70,7 +68,6 @@ class Faults:
         async with self._noted("server 2 is drained and stopped"):
             await self._drain(1)
             self.servers[1].ask_to_stop()
-            self.stopped.add(1)
         self._leaves(1)
         await self._until(seconds * 0.7)
         async with self._noted("the store stops"):
@@ -118,9 +115,11 @@ class Faults:
                 await self._start(other)
 
     def count_ended(self) -> list[int]:
-        """Counts the servers that have ended by themselves. To be called when no fault keeps one away."""
-        numbers = set(range(len(self.servers))) - self.stopped
-        ended = [number for number in sorted(numbers) if not self.servers[number].is_alive()]
+        """Counts the servers that have ended, although no fault keeps them away."""
+        away = {which for which, _, until in self.away if until == float("inf")}
+        ended = [
+            number for number, server in enumerate(self.servers.servers) if number not in away and not server.is_alive()
+        ]
         for number in ended:
             self.tell(f"server {number + 1} has ended by itself, with {self.servers[number].exit_code}")
         self.crashes += len(ended)

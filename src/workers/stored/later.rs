@@ -303,7 +303,7 @@ impl Stored {
         // Many may leave together, when a server is drained or a model unloaded. Those that are idle for too long don't, and runs
         // don't wait for them.
         let has_room = match why {
-            OverBy::Released => later.queue.waits_for_room(state.len()),
+            OverBy::Released => later.queue.wait_for_room(state.len()),
             OverBy::Idle | OverBy::Replaced => !later.queue.refuses(state.len()),
         };
         if !has_room {

@@ -56,7 +56,7 @@ pub(super) struct Stored {
     keeper: Arc<Keeper>,
     sequences: Mutex<Owned>,
     later: Option<Later>,
-    /// Sequences that were not saved before the first drain.
+    /// Sequences that were over unsaved before the first drain.
     lost_before_drain: OnceLock<u64>,
     live: Arc<LiveSequences>,
 }
@@ -194,12 +194,18 @@ impl Stored {
         live.max(owned) + self.later.as_ref().map_or(0, |later| later.queue.len())
     }
 
-    /// How many sequences could not be saved since the first call, or stay unsaved because the store refuses them.
+    /// [`Stored::not_saved_by_drain`] counts from the first call on.
+    pub fn begin_drain(&self) {
+        self.lost_before_drain.get_or_init(|| {
+            let refused = self.sequences.lock().by_lane.values().filter(|of| of.unsaved.is_refused).count() as u64;
+            self.metrics().lost().saturating_sub(refused)
+        });
+    }
+
+    /// How many sequences a drain has not saved, with those that the store had refused before.
     pub fn not_saved_by_drain(&self) -> usize {
-        let refused = |owned: &Owned| owned.by_lane.values().filter(|of| of.unsaved.is_refused).count() as u64;
-        let lost = self.metrics().lost();
-        let before = *self.lost_before_drain.get_or_init(|| lost.saturating_sub(refused(&self.sequences.lock())));
-        usize::try_from(lost.saturating_sub(before)).unwrap_or(usize::MAX)
+        let before = self.lost_before_drain.get().copied().unwrap_or_default();
+        usize::try_from(self.metrics().lost().saturating_sub(before)).unwrap_or(usize::MAX)
     }
 
     /// The sequences of a batch, before [`Stored::prepare`].

@@ -185,15 +185,9 @@ impl Queue {
         self.state.lock().bytes.saturating_add(bytes) > 2 * MOST_BYTES
     }
 
-    /// Whether the store answers, and there is room for states.
-    pub fn takes_states(&self) -> bool {
-        let state = self.state.lock();
-        !state.is_down && state.bytes < MOST_BYTES
-    }
-
     /// Waits until there is room for a state of this size of a sequence that leaves, or the store does not answer. Returns whether
     /// there is room.
-    pub fn waits_for_room(&self, bytes: usize) -> bool {
+    pub fn wait_for_room(&self, bytes: usize) -> bool {
         while self.refuses(bytes) {
             let mut state = self.state.lock();
             if state.is_down || state.stop || state.entries.is_empty() && state.in_flight.is_empty() {

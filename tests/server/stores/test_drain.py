@@ -171,8 +171,10 @@ def test_drain_is_not_taken_back(deploy, connect, location_of_valkey):
     talk.start()
     with pytest.raises(Refused, match="unload the model, and load it again"):
         client.ask(model.name, {}, {"drain": False})
-    with pytest.raises(Refused, match="STATE_CONFLICT.*leave out the sequence id"):
+    with pytest.raises(Refused, match="STATE_CONFLICT.*leave out START and the sequence id"):
         client.ask(model.name, {}, {"drain": True, "sequence_id": 1})
+    with pytest.raises(Refused, match="STATE_CONFLICT.*leave out START and the sequence id"):
+        client.ask(model.name, {}, {"drain": True, "sequence_start": True})
     with pytest.raises(Refused, match="STATE_PARAMETER.*'drain'"):
         client.ask(model.name, {}, {"drain": 7})
     talk.step()

@@ -124,8 +124,8 @@ _NOT_ANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502"
 #: How a stream ends whose server has died: behind Envoy, and behind HAProxy.
 _BROKEN_STREAM = {"StatusCode.INTERNAL", "StatusCode.CANCELLED"}
 
-#: What Triton says after SIGTERM: 25.05 and newer, and older ones, which unload their models first. On a stream, the answer has no
-#: code.
+#: What Triton says after SIGTERM: first the words of 25.05 and newer, then those of older ones, which still answer when their
+#: models are unloaded. On a stream, the answer has no code.
 _SHUTTING_DOWN = re.compile("server is shutting down|^Request for unknown model: .* has no available versions")
 
 

@@ -196,6 +196,9 @@ impl Model for Protocol {
     }
 }
 
+/// Without a fault.
+const CALM: Protocol = Protocol { lives: 2, steps: 1, crashes: 0, losses: 0, absences: 0 };
+
 /// Checks a protocol, and returns what can happen of what should be able to.
 fn check(protocol: Protocol) -> BTreeSet<&'static str> {
     let checker = protocol.checker().threads(2).spawn_bfs().join();
@@ -208,8 +211,7 @@ fn check(protocol: Protocol) -> BTreeSet<&'static str> {
 
 #[test]
 fn the_protocol_of_late_saves_holds_in_every_order() {
-    let nothing = Protocol { lives: 2, steps: 1, crashes: 0, losses: 0, absences: 0 };
-    let runs = [Protocol { crashes: 1, ..nothing }, Protocol { absences: 1, ..nothing }];
+    let runs = [Protocol { crashes: 1, ..CALM }, Protocol { absences: 1, ..CALM }];
     let happens: BTreeSet<_> = runs.into_iter().flat_map(check).collect();
     assert_eq!(happens.len(), 5, "{happens:?}");
 }
@@ -217,8 +219,7 @@ fn the_protocol_of_late_saves_holds_in_every_order() {
 #[test]
 #[ignore = "it takes minutes"]
 fn the_protocol_of_late_saves_holds_with_two_faults() {
-    let nothing = Protocol { lives: 2, steps: 1, crashes: 0, losses: 0, absences: 0 };
-    check(Protocol { losses: 1, ..nothing });
-    check(Protocol { crashes: 1, absences: 1, ..nothing });
-    check(Protocol { crashes: 1, losses: 1, ..nothing });
+    check(Protocol { losses: 1, ..CALM });
+    check(Protocol { crashes: 1, absences: 1, ..CALM });
+    check(Protocol { crashes: 1, losses: 1, ..CALM });
 }
