@@ -300,8 +300,8 @@ impl Stored {
         };
         let state = state.inspect_err(|error| log::warn!("the state of a sequence that leaves is lost: {error}"));
         let state = state.ok().flatten()?;
-        // Many may leave together, when a server is drained or a model unloaded. Those that are idle for too long don't, and runs
-        // don't wait for them.
+        // Many leave together when a server is drained or a model unloaded, so the worker waits for room. For those that were idle
+        // for too long, no run waits.
         let has_room = match why {
             OverBy::Released => later.queue.wait_for_room(state.len()),
             OverBy::Idle | OverBy::Replaced => !later.queue.refuses(state.len()),

@@ -103,6 +103,9 @@ pub enum Waiting {
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    /// Entries were written, so there may be room. The writer never waits for this, so [`Queue::put`] can't wake another thread in
+    /// its place.
+    has_room: Condvar,
 }
 
 #[derive(Default)]
@@ -193,7 +196,7 @@ impl Queue {
             if state.is_down || state.stop || state.entries.is_empty() && state.in_flight.is_empty() {
                 return false;
             }
-            self.changed.wait_for(&mut state, FIRST_PAUSE);
+            self.has_room.wait_for(&mut state, FIRST_PAUSE);
         }
         true
     }
@@ -291,6 +294,8 @@ impl Queue {
     fn have_been_written(&self) {
         let mut state = self.state.lock();
         (state.in_flight, state.in_flight_since) = Default::default();
+        drop(state);
+        self.has_room.notify_all();
     }
 
     fn wait_after_error(&self, pause: Duration) {
@@ -304,7 +309,7 @@ impl Queue {
         self.state.lock().stop
     }
 
-    /// How many sequences have something to write, or being written.
+    /// How many entries wait to be written or are being written.
     pub fn len(&self) -> usize {
         let state = self.state.lock();
         state.entries.len() + state.in_flight.len()
