@@ -284,7 +284,8 @@ def test_a_cancelled_start_leaves_no_sequence(deployment, long_run):
 
 
 def test_a_cancelled_end_ends_the_sequence_or_leaves_it_to_its_idle_time(deployment):
-    model = models.slow("slow_end_to_cancel", products=4000, max_batch_size=1, idle_us=4_000_000)
+    # A sequence that waits for its turn on a slow machine must not be idle for too long.
+    model = models.slow("slow_end_to_cancel", products=4000, max_batch_size=1, idle_us=15_000_000)
     model = deployment.serve(model.with_parameters(model.name, sequence_idle_margin_microseconds=100_000))
     client = deployment.connect()
     sequence_id = new_id()

@@ -125,7 +125,8 @@ def test_the_periodic_report_appears_where_it_is_asked_for(deployment):
         _, report, details = REPORTS[name]
         for pattern, wanted in ((REPORT, report), (DETAILS, details)):
             mine = [found for found in pattern.finditer(text) if found["name"] == model.name]
-            assert (1 <= len(mine) <= seconds) if wanted else not mine, f"{name}: {mine}"
+            # The first second of the report began before these requests.
+            assert (1 <= len(mine) <= seconds + 1) if wanted else not mine, f"{name}: {mine}"
 
 
 def test_the_report_has_the_numbers_of_its_time(deployment):
