@@ -14,6 +14,7 @@ mod gathered;
 pub mod generated;
 pub mod grouping;
 pub mod isolation;
+pub mod kept;
 pub mod padding_check;
 mod repeat;
 pub mod respond;
@@ -26,12 +27,13 @@ use std::time::Instant;
 use sequences::{Good, Key};
 
 use self::course::Course;
+use self::kept::KeptAnswer;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, RowValues, Source};
 use crate::error::{InputError, RequestError};
-use crate::model::{Extras, Lease};
+use crate::model::{Extras, Lease, RepeatKey};
 use crate::store::{HasState, RowState};
-use crate::triton::{Answer, HeldInput, Request};
+use crate::triton::{self, Answer, HeldInput, Request, Response};
 
 /// Panics on request, for the tests of what a panic does to a server. Empty in a normal build.
 pub mod fault {
@@ -80,6 +82,10 @@ pub struct Row {
     pub deadline: Option<Instant>,
     /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
+    /// Its answer is kept in a store, for this request.
+    pub keeps: Option<RepeatKey>,
+    /// The answer that was kept, if the request has run before and is sent again. It must not run.
+    pub again: Option<Box<KeptAnswer>>,
     /// Why it cannot run, if so.
     pub problem: Option<Box<RequestError>>,
     /// What its client is to be sent.
@@ -102,6 +108,8 @@ impl Row {
             course: None,
             deadline: None,
             tells_id: None,
+            keeps: None,
+            again: None,
             problem: None,
             answer: None,
             request,
@@ -140,6 +148,15 @@ impl Row {
             });
         }
         Ok(())
+    }
+
+    /// An empty response to its request.
+    pub fn response(&self) -> Result<Response, triton::Error> {
+        let response = self.request.response()?;
+        if self.keeps.is_some() {
+            response.record();
+        }
+        Ok(response)
     }
 
     /// Whether its request asks for an output.

@@ -6,10 +6,13 @@ use sequences::SequenceId;
 use smallvec::SmallVec;
 
 use super::deliver::{OnGpus, deliver};
+use super::kept::KeptAnswer;
+use super::state_api::StateRequest;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::{ID_TENSOR, is_state_tensor};
 use crate::error::{RequestError, RunError};
+use crate::model::RepeatKey;
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
@@ -218,13 +221,49 @@ impl Row {
     }
 }
 
+impl Row {
+    /// What identifies its request; `None` if that does not say which step it is. The same without START identifies a START: with
+    /// START, it begins anew.
+    pub fn repeat_key(&self) -> Option<RepeatKey> {
+        let StateRequest { step, left, delete, get, query, snapshot, progress, .. } = self.asked.as_deref()?;
+        let outputs: Vec<_> =
+            (0..self.request.output_count().ok()?).map(|at| self.request.output_name(at).ok()).collect();
+        let wants = format!("{} {outputs:?} {get:?} {query} {snapshot}", progress.runs);
+        let wants = crc32fast::hash(wants.as_bytes());
+        step.map(|step| RepeatKey { step, left: *left, ends: self.end || *delete, wants })
+    }
+
+    /// Whether its request is the one with this answer, sent again.
+    pub fn is_answered_by(&self, KeptAnswer { of, .. }: &KeptAnswer) -> bool {
+        self.repeat_key() == Some(*of)
+    }
+
+    /// A response with an answer that was kept.
+    pub fn answer_again(&self, KeptAnswer { made, copy, .. }: &KeptAnswer) -> Result<Response, RequestError> {
+        let response = self.request.response()?;
+        self.answer_id(&response)?;
+        for output in &copy.outputs {
+            let memory = response.output(&output.name, output.data_type, &output.dims, output.bytes.len())?;
+            deliver(&output.name.to_string_lossy(), memory, std::iter::once(output.bytes.as_slice()))?;
+        }
+        for (name, number) in &copy.numbers {
+            response.set_number(name, usize::try_from(*number).unwrap_or_default())?;
+        }
+        copy.flags.iter().try_for_each(|(name, flag)| response.set_flag(name, *flag))?;
+        let made = usize::try_from(*made).unwrap_or(usize::MAX);
+        response.set_number(c"stateful_steps_made", made)?;
+        response.set_number(c"stateful_steps_saved", made)?;
+        Ok(response)
+    }
+}
+
 /// The answer to a request that makes no step: the outputs that it wants, without elements. For a model that answers each
 /// step, the answer has only what the request reads of the state; if it reads nothing, there is no response.
 pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
     if binding.answers_each_step {
         return without_outputs(row);
     }
-    let response = row.request.response()?;
+    let response = row.response()?;
     row.answer_id(&response)?;
     for index in 0..row.request.output_count()? {
         let name = row.request.output_name(index)?;

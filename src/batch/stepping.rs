@@ -93,7 +93,7 @@ impl Row {
     /// A response for the outputs of its next step.
     pub fn step_response(&self, binding: &Binding) -> Result<Response, triton::Error> {
         let is_gathered = self.course.is_some() && !binding.answers_each_step;
-        if is_gathered { Ok(Response::of_step()) } else { self.request.response() }
+        if is_gathered { Ok(Response::of_step()) } else { self.response() }
     }
 
     /// Takes the outputs of a step. After the last step, returns the response to the request, with the outputs of all steps.
@@ -116,7 +116,7 @@ impl Row {
             return Ok(step);
         }
         let outputs = std::mem::take(&mut course.outputs);
-        let response = self.request.response()?;
+        let response = self.response()?;
         self.answer_id(&response)?;
         outputs.deliver(&response)?;
         self.answer_steps(&response)?;

@@ -250,9 +250,12 @@ impl Instance {
         rows.into_iter().filter_map(keep).collect()
     }
 
-    /// Refuses a row with a problem, or whose client has gone. Acknowledges an END that is not to be inferred, with all
-    /// outputs and without elements.
+    /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END that is not
+    /// to be inferred, with all outputs and without elements.
     fn check_admitted(&mut self, row: &mut Row) -> Result<Option<Response>, RequestError> {
+        if let Some(answer) = row.again.take() {
+            return row.answer_again(&answer).map(Some);
+        }
         if let Some(problem) = row.problem.take() {
             return Err(*problem);
         }
@@ -451,7 +454,7 @@ impl Instance {
         let ends = row.asked.as_ref().is_some_and(|asked| asked.progress.ends);
         row.state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
         self.undo_steps(&mut row);
-        let Row { mut state, answer, request, key, end, .. } = row;
+        let Row { mut state, answer, request, key, end, keeps, .. } = row;
         let lane = key.and_then(|key| key.lane);
         let finished = lane.map(|lane| match &state.lease {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
@@ -463,7 +466,7 @@ impl Instance {
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        answered.push(Answered { finished, steps, leaves, lease: state.lease, answer, request });
+        answered.push(Answered { finished, steps, keeps, leaves, lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.

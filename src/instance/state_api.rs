@@ -133,7 +133,7 @@ impl Instance {
     }
 
     /// Elements of the first input that is cut which a sequence has left over. `None` if none is cut.
-    fn left_over(&self, extras: &Extras) -> Option<u64> {
+    pub(super) fn left_over(&self, extras: &Extras) -> Option<u64> {
         let (_, _, window) = self.model.binding.windows().next()?;
         Some((extras.left.first().map_or(0, Vec::len) / window.element_bytes.max(1)) as u64)
     }
@@ -334,7 +334,7 @@ impl Instance {
     fn answer_without_run(&mut self, row: &mut Row, asked: Option<&StateRequest>) -> Result<Response, RequestError> {
         let response = match asked {
             Some(asked) if !row.end || asked.delete || asked.reads() => {
-                let response = row.request.response()?;
+                let response = row.response()?;
                 row.answer_id(&response)?;
                 self.answer_reads(row, asked, &response)?;
                 response

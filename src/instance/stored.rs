@@ -5,7 +5,7 @@ use sequences::{Admission, Key};
 
 use super::Instance;
 use crate::error::{RequestError, StoredError};
-use crate::model::Lease;
+use crate::model::{Lease, RepeatKey};
 use crate::snapshot::Snapshot;
 
 impl Instance {
@@ -29,15 +29,22 @@ impl Instance {
         Ok(steps)
     }
 
-    /// The sequence of a lease as bytes; `None` if it is over.
-    pub fn saveable(&mut self, lease: &Lease) -> Result<Option<Vec<u8>>, RequestError> {
-        self.bytes_of(lease.slot())
+    /// The sequence of a lease as bytes, behind `answer`; `None` if it is over.
+    pub fn saveable(&mut self, lease: &Lease, answer: &[u8]) -> Result<Option<Vec<u8>>, RequestError> {
+        self.bytes_of(lease.slot(), answer)
     }
 
     /// The same, of the sequence in a lane that has no request running.
     pub fn saveable_in(&mut self, lane: u32) -> Result<Option<Vec<u8>>, RequestError> {
         let Some(slot) = self.sequences.slot_in_lane(self.number, lane) else { return Ok(None) };
-        self.bytes_of(slot)
+        self.bytes_of(slot, b"")
+    }
+
+    /// Whether a request comes at the step of its sequence that it says. The sequence in the lane has no request running.
+    pub fn is_at(&self, lane: u32, RepeatKey { step, left, .. }: RepeatKey) -> bool {
+        let slot = self.sequences.slot_in_lane(self.number, lane);
+        let Some(extras) = slot.and_then(|slot| self.sequences.extras(slot)) else { return false };
+        step == extras.steps && left.is_none_or(|left| Some(left) == self.left_over(&extras))
     }
 
     /// Whether it has the sequence in a lane.
@@ -45,9 +52,9 @@ impl Instance {
         self.sequences.slot_in_lane(self.number, lane).is_some()
     }
 
-    fn bytes_of(&mut self, slot: SlotId) -> Result<Option<Vec<u8>>, RequestError> {
+    fn bytes_of(&mut self, slot: SlotId, before: &[u8]) -> Result<Option<Vec<u8>>, RequestError> {
         let Some(state) = self.store.read(slot)? else { return Ok(None) };
         let Some(extras) = self.sequences.extras(slot) else { return Ok(None) };
-        Ok(Some(Snapshot { state, extras }.encode(&self.model.binding)?))
+        Ok(Some(Snapshot { state, extras }.encode_after(before, &self.model.binding)?))
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
     let keeper = Keeper::new(store, &space, settings);
     match keeper.claim(&[(b"load", false)]) {
         Ok(_) => {}
-        Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) => log::warn!(
+        Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) if !of.is_required => log::warn!(
             "{}: parameter 'state_store' ({}): {why}; until it answers, {}",
             config.model,
             of.location,

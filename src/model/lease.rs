@@ -5,11 +5,25 @@ use std::time::{Duration, Instant};
 
 use sequences::pool::SlotId;
 use sequences::{Admission, Admitted, Finished, Good, Key, Outcome, Refusal, Shortage};
+use serde::{Deserialize, Serialize};
 
 use super::live::{Contents, LiveSequences, Table, Varying, VaryingSize};
 use crate::memory::{Charge, MemoryError, NoRoom, Slab, SlotMemory};
 use crate::panic;
 use crate::triton::{Answer, Request};
+
+/// What identifies a request among those of its sequence, so that it is known when it is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepeatKey {
+    /// `sequence_step`: the steps before it.
+    pub step: u64,
+    /// `sequence_left`, if it has that.
+    pub left: Option<u64>,
+    /// It ends its sequence.
+    pub ends: bool,
+    /// A hash of whether it runs, the outputs that it names, and what it reads of the state.
+    pub wants: u32,
+}
 
 /// A request whose answer has been made.
 pub struct Answered {
@@ -17,6 +31,8 @@ pub struct Answered {
     pub finished: Option<Finished>,
     /// The steps of its sequence after it, if the sequence is kept in a store.
     pub steps: Option<u64>,
+    /// Its answer is kept in the store, for this request.
+    pub keeps: Option<RepeatKey>,
     /// It is an END that did not end its sequence: the sequence only leaves this server, and stays in the store.
     pub leaves: bool,
     /// Its hold on its sequence.

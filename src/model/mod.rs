@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 pub use initial::{InitialStep, LoadedInitialModel};
-pub use lease::{Answered, Lease, Settled, StateMemory};
+pub use lease::{Answered, Lease, RepeatKey, Settled, StateMemory};
 pub use live::{Extras, Grown, LiveSequences, VaryingSize};
 pub use metrics::{QueueNumbers, Ran, SaveMetrics};
 #[cfg(any(test, feature = "fuzzing"))]

@@ -63,6 +63,11 @@ struct Entry {
 impl Snapshot {
     /// The bytes of the snapshot.
     pub fn encode(&self, binding: &Binding) -> Result<Vec<u8>, MemoryError> {
+        self.encode_after(b"", binding)
+    }
+
+    /// The bytes of the snapshot, behind other bytes.
+    pub fn encode_after(&self, before: &[u8], binding: &Binding) -> Result<Vec<u8>, MemoryError> {
         let states = binding.states.iter().zip(&self.state.states);
         let state = |(state, value): (&BoundState, &Initial)| {
             let name = binding.inputs[state.input].name.clone();
@@ -90,7 +95,9 @@ impl Snapshot {
         let entries = || tensors().chain(&header.left_over);
         let data: usize = entries().map(|entry| entry.byte_size).sum();
         let json = serde_json::to_vec(&header).unwrap_or_default();
-        let mut bytes = reserve(PREFIX_BYTES + json.len() + data)?;
+        let from = before.len();
+        let mut bytes = reserve(from + PREFIX_BYTES + json.len() + data)?;
+        bytes.extend_from_slice(before);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&[0; 4]);
@@ -109,8 +116,8 @@ impl Snapshot {
         for (_, left) in left_over(binding, &self.extras.left) {
             bytes.extend_from_slice(left);
         }
-        let checksum = crc32fast::hash(&bytes[PREFIX_BYTES - 4..]);
-        bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[from + PREFIX_BYTES - 4..]);
+        bytes[from + 12..from + 16].copy_from_slice(&checksum.to_le_bytes());
         Ok(bytes)
     }
 }

@@ -22,10 +22,9 @@ pub use input::{HeldElements, HeldInput, Input, NotCopied};
 pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use metrics::{Counter, Family, Gauge, Histogram};
 pub use model::{Backend, Model};
-pub use raw::OutputMemory;
+pub use raw::{OutputMemory, ResponseCopy, RowOutput};
 pub use request::{ParameterValue, Request};
 pub use response::{Answer, Response};
-pub use rows::RowOutput;
 pub use server::{
     ServerError, exit_process, fills_in_candidates, gives_request_parameters, install_log, load, log_limits,
 };

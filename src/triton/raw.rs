@@ -1,15 +1,16 @@
 //! A request and its response as Triton lends and takes them: the calls, and who gives which object back when.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use gpu_rows::Foreign;
-use rows::client::ClientBytesMut;
+use rows::client::{ClientBytes, ClientBytesMut};
 use rows::tensor::DataType;
 use rows::{NoMemory, reserve};
 use sequences::SequenceId;
+use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, TRITONBACKEND_ResponseFactory, call};
 
 use super::error::{Code, Error, check};
@@ -29,6 +30,25 @@ pub struct RawResponse {
     raw: NonNull<TRITONBACKEND_Response>,
     /// Of its outputs.
     bytes: Cell<usize>,
+    /// What it has, if [`RawResponse::record`] was called.
+    recorded: RefCell<Option<Recorded>>,
+}
+
+/// What a response has.
+#[derive(Default)]
+struct Recorded {
+    outputs: Vec<RecordedOutput>,
+    numbers: Vec<(CString, i64)>,
+    flags: Vec<(CString, bool)>,
+}
+
+struct RecordedOutput {
+    name: CString,
+    data_type: DataType,
+    dims: SmallVec<[i64; 6]>,
+    /// `None` in memory of a GPU.
+    start: Option<*const u8>,
+    bytes: usize,
 }
 
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
@@ -39,6 +59,24 @@ pub struct RawEnd(NonNull<TRITONBACKEND_ResponseFactory>);
 
 // SAFETY: Triton lets a factory be used and deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for RawEnd {}
+
+/// An output of a row.
+pub struct RowOutput {
+    pub name: CString,
+    pub data_type: DataType,
+    pub dims: SmallVec<[i64; 6]>,
+    pub bytes: Vec<u8>,
+}
+
+/// What a response has, besides the id of its sequence.
+#[derive(Default)]
+pub struct ResponseCopy {
+    pub outputs: Vec<RowOutput>,
+    /// Parameters.
+    pub numbers: Vec<(CString, i64)>,
+    /// Parameters, too.
+    pub flags: Vec<(CString, bool)>,
+}
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {
@@ -60,7 +98,7 @@ impl RawRequest {
         unsafe {
             check(call!(TRITONBACKEND_ResponseNew(&mut response, self.0.as_ptr())))?;
             let raw = NonNull::new(response).ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))?;
-            Ok(RawResponse { raw, bytes: Cell::new(0) })
+            Ok(RawResponse { raw, bytes: Cell::new(0), recorded: RefCell::new(None) })
         }
     }
 
@@ -120,6 +158,11 @@ impl RawResponse {
         }
         self.bytes.set(self.bytes.get().saturating_add(bytes));
         let on_host = memory != triton_sys::TRITONSERVER_MEMORY_GPU || bytes == 0;
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            let start = on_host.then_some(data.cast_const().cast());
+            let (name, dims) = (name.to_owned(), dims.into());
+            recorded.outputs.push(RecordedOutput { name, data_type, dims, start, bytes });
+        }
         // SAFETY: Triton allocated that many bytes, where it says, for this output alone. They live as long as the
         // response, which is borrowed.
         Ok(unsafe {
@@ -156,6 +199,9 @@ impl RawResponse {
 
     /// Adds a number as a parameter, if the server has parameters of responses.
     pub fn set_number(&self, name: &CStr, number: i64) -> Result<(), Error> {
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.numbers.push((name.to_owned(), number));
+        }
         // SAFETY: the response is alive; the call copies the name.
         let set =
             unsafe { check(call!(TRITONBACKEND_ResponseSetIntParameter(self.raw.as_ptr(), name.as_ptr(), number))) };
@@ -167,6 +213,9 @@ impl RawResponse {
 
     /// Adds a flag as a parameter, if the server has parameters of responses.
     pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.flags.push((name.to_owned(), flag));
+        }
         // SAFETY: the response is alive; the call copies the name.
         let set =
             unsafe { check(call!(TRITONBACKEND_ResponseSetBoolParameter(self.raw.as_ptr(), name.as_ptr(), flag))) };
@@ -174,6 +223,26 @@ impl RawResponse {
             Err(error) if error.code == Code::Unsupported => Ok(()),
             set => set,
         }
+    }
+
+    /// Notes what the response gets from now on, for [`RawResponse::copy`].
+    pub fn record(&self) {
+        *self.recorded.borrow_mut() = Some(Recorded::default());
+    }
+
+    /// A copy of what was noted. All outputs must have been written. `None` if nothing was noted, or if an output is in memory of
+    /// a GPU.
+    pub fn copy(&mut self) -> Option<ResponseCopy> {
+        let Recorded { outputs, numbers, flags } = self.recorded.take()?;
+        let copy = |output: RecordedOutput| {
+            let RecordedOutput { name, data_type, dims, start, bytes } = output;
+            let mut copy = reserve(bytes).ok()?;
+            // SAFETY: Triton allocated that many bytes, which live as long as the response. It is borrowed exclusively, so
+            // nothing of this process writes to them.
+            unsafe { ClientBytes::new(start?, bytes) }.append_to(&mut copy);
+            Some(RowOutput { name, data_type, dims, bytes: copy })
+        };
+        Some(ResponseCopy { outputs: outputs.into_iter().map(copy).collect::<Option<_>>()?, numbers, flags })
     }
 
     /// Sends it, with the error if there is one. Nothing follows a response that is final.

@@ -10,8 +10,8 @@ use rows::tensor::DataType;
 use sequences::SequenceId;
 
 use super::error::{Code, Error};
-use super::raw::{OutputMemory, RawEnd, RawResponse, no_memory};
-use super::rows::{RowOutput, Whole};
+use super::raw::{OutputMemory, RawEnd, RawResponse, ResponseCopy, RowOutput, no_memory};
+use super::rows::Whole;
 
 /// A response that has not been sent. Dropping it deletes it.
 pub struct Response(Kind);
@@ -54,6 +54,20 @@ impl Response {
         match &self.0 {
             Kind::Step(outputs) => std::mem::take(&mut outputs.lock()),
             Kind::Whole(_) | Kind::Row { .. } | Kind::End(_) => Vec::new(),
+        }
+    }
+
+    /// Notes what the response gets from now on, for [`Answer::copy`].
+    pub fn record(&self) {
+        if let Kind::Whole(raw) = &self.0 {
+            raw.record();
+        }
+    }
+
+    fn copy(&mut self) -> Option<ResponseCopy> {
+        match &mut self.0 {
+            Kind::Whole(raw) => raw.copy(),
+            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => None,
         }
     }
 
@@ -149,6 +163,15 @@ impl Answer {
         match &self.0 {
             Some((response, None)) => response.set_number(name, usize::try_from(number).unwrap_or(usize::MAX)),
             _ => Ok(()),
+        }
+    }
+
+    /// A copy of its response, if that was recorded. `None` also for an error, for a row of several, and if an output is in
+    /// memory of a GPU.
+    pub fn copy(&mut self) -> Option<ResponseCopy> {
+        match &mut self.0 {
+            Some((response, None)) => response.copy(),
+            _ => None,
         }
     }
 

@@ -1,17 +1,15 @@
 //! A request of several rows. Each row is run and answered like a request of its own. The client gets one response,
 //! when all rows have their answers.
 
-use std::ffi::CString;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rows::strings;
 use rows::tensor::{DataType, element_count};
-use smallvec::SmallVec;
 
 use super::error::{Code, Error};
 use super::input::{Elements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
-use super::raw::{OutputMemory, RawRequest};
+use super::raw::{OutputMemory, RawRequest, RowOutput};
 
 /// A row of a request.
 pub(super) struct Part {
@@ -29,14 +27,6 @@ pub(super) struct Whole {
 
 /// The outputs of a row, or the error that it is answered with.
 type RowAnswer = Result<Vec<RowOutput>, Error>;
-
-/// An output of a row.
-pub struct RowOutput {
-    pub name: CString,
-    pub data_type: DataType,
-    pub dims: SmallVec<[i64; 6]>,
-    pub bytes: Vec<u8>,
-}
 
 impl Part {
     /// Cuts the row out of an input of the whole request, and copies it. An input that has no such row is returned as it

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use sequences::scheduler::{Lookup, Scheduler};
+use sequences::scheduler::{Lookup, Refused, Scheduler};
+use sequences::{Key, SequenceId};
 use state_store::{Saved, StoreError};
 
 use super::arrivals::{Queued, moved, unfit};
 use super::stored::{Asks, Entry, Found, Lookups, Pending, StoreThreads, Stored, Tells, Writer};
 use super::{SHOW_EVERY, Shared};
+use crate::batch::Row;
+use crate::batch::kept::KeptAnswer;
 use crate::error::{LoadError, RequestError};
 use crate::panic;
 use crate::triton::Request;
@@ -79,7 +82,7 @@ impl Shared {
         drop(scheduler);
         let lookups: Vec<_> = pending.iter().collect();
         let mut found = panic::catch_and_log(|| stored.find(&lookups)).unwrap_or_default().into_iter();
-        let (now, mut again) = (Instant::now(), Vec::new());
+        let (now, mut again, mut ends_again) = (Instant::now(), Vec::new(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         for pending in pending {
             let Lookup { lane, starts, .. } = pending.lookup;
@@ -93,7 +96,16 @@ impl Shared {
                     refused.extend(requests.into_iter().map(unfit));
                 }
                 Found::Later => again.push(pending.again()),
-                Found::Missing => refused.extend(scheduler.not_found(lane, now, &mut wake).into_iter().map(unfit)),
+                Found::Missing(answer) => {
+                    let mut requests = scheduler.not_found(lane, now, &mut wake).into_iter().peekable();
+                    let is_repeated = |(first, _): &(Box<Queued>, Refused)| {
+                        answer.as_ref().is_some_and(|answer| first.row.is_answered_by(answer))
+                    };
+                    let first = requests.next_if(is_repeated);
+                    let again = first.zip(answer).map(|((first, _), answer)| (first.row, pending.lookup.id, answer));
+                    ends_again.extend(again);
+                    refused.extend(requests.map(unfit));
+                }
                 Found::No(error) => {
                     // A START whose search has panicked.
                     stored.forget([lane]);
@@ -108,7 +120,18 @@ impl Shared {
         drop(scheduler);
         self.wake(&mut wake);
         self.refuse(refused);
+        self.answer_again(ends_again);
         again
+    }
+
+    /// Answers ENDs that have run before, and whose answers were kept.
+    fn answer_again(&self, rows: Vec<(Row, SequenceId, Box<KeptAnswer>)>) {
+        let answer = |(mut row, id, answer): (Row, SequenceId, Box<KeptAnswer>)| {
+            row.key = Some(Key { instance: 0, lane: None, id });
+            let response = panic::catch_result(|| row.answer_again(&answer));
+            (row.request, response.map_err(Into::into))
+        };
+        self.answer_now(rows.into_iter().map(answer).collect(), true);
     }
 
     /// Another server asks for a sequence.

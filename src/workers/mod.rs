@@ -123,10 +123,11 @@ impl Workers {
         let scheduler = Mutex::new(Scheduler::new(rules, own.workers, Instant::now()));
         let site = model.only_site()?;
         let alarm = Arc::<Alarm>::default();
-        let stored =
-            model.keeper.clone().zip(model.config.state_store.as_ref()).map(|(keeper, of)| {
-                Stored::new(keeper, of.durability, own.workers, alarm.clone(), site.sequences.clone())
-            });
+        let stored = model
+            .keeper
+            .clone()
+            .zip(model.config.state_store.as_ref())
+            .map(|(keeper, of)| Stored::new(keeper, of, own.workers, alarm.clone(), site.sequences.clone()));
         let shared = Arc::new(Shared {
             triton,
             sequences: site.sequences.clone(),

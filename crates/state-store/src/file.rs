@@ -157,32 +157,40 @@ impl Tables<'_> {
         let owner = self.owners.get(key).map_err(failed)?.map(|owner| owner.value());
         let live = owner.filter(|(_, expires)| *expires > self.now);
         let (effect, reply) = {
+            let blob = Blob(self.blobs.get(key).map_err(failed)?);
             let record = match live {
                 None => None,
-                Some((None, _)) => Some(Record::Ended),
-                Some((Some(token), _)) => {
-                    let blob = self.blobs.get(key).map_err(failed)?;
-                    blob.map(|blob| Record::Live { token: Token::from_bytes(token), blob: Blob(blob) })
-                }
+                Some((None, _)) => Some(Record::Ended(blob)),
+                Some((Some(_), _)) if blob.0.is_none() => None,
+                Some((Some(token), _)) => Some(Record::Live { token: Token::from_bytes(token), blob }),
             };
             operation.apply(record.as_ref())
         };
         match effect {
             Effect::Keep => {}
             Effect::Write(token, blob) => {
-                if blob.len() > MOST_BYTES {
-                    return Err(StoreError::TooLarge { bytes: blob.len(), most: MOST_BYTES });
-                }
-                self.blobs.insert(key, blob).map_err(failed)?;
+                self.put(key, blob)?;
                 self.own(key, Some(token))?;
             }
             Effect::Give(token) => self.own(key, Some(token))?,
-            Effect::End => {
-                self.blobs.remove(key).map_err(failed)?;
+            Effect::End(answer) => {
+                if answer.is_empty() {
+                    self.blobs.remove(key).map_err(failed)?;
+                } else {
+                    self.put(key, answer)?;
+                }
                 self.own(key, None)?;
             }
         }
         Ok(reply)
+    }
+
+    fn put(&mut self, key: &[u8], blob: &[u8]) -> Result<(), StoreError> {
+        if blob.len() > MOST_BYTES {
+            return Err(StoreError::TooLarge { bytes: blob.len(), most: MOST_BYTES });
+        }
+        self.blobs.insert(key, blob).map_err(failed)?;
+        Ok(())
     }
 
     fn own(&mut self, key: &[u8], token: Option<Token>) -> Result<(), StoreError> {
@@ -191,11 +199,12 @@ impl Tables<'_> {
     }
 }
 
-struct Blob<'a>(AccessGuard<'a, &'static [u8]>);
+/// The bytes of a key; none if there is no such key.
+struct Blob<'a>(Option<AccessGuard<'a, &'static [u8]>>);
 
 impl AsRef<[u8]> for Blob<'_> {
     fn as_ref(&self) -> &[u8] {
-        self.0.value()
+        self.0.as_ref().map_or(&[], AccessGuard::value)
     }
 }
 

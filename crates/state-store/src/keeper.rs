@@ -46,8 +46,8 @@ impl Hold {
 pub enum Claimed {
     /// It belongs to this server now and has this state.
     Taken(Hold, Vec<u8>),
-    /// Its END has run.
-    Ended,
+    /// Its END has run, and this is the answer to it; empty if none was kept.
+    Ended(Vec<u8>),
     /// It was never here, has expired, or the store has lost it.
     Absent,
     /// It has begun on another server, which has not saved a state of it.
@@ -68,8 +68,8 @@ pub enum Change<'a> {
     Step(&'a Hold, &'a [u8]),
     /// The sequence leaves this server, with this state if the store doesn't have it.
     Release(&'a Hold, Option<&'a [u8]>),
-    /// The sequence has ended.
-    End(&'a Hold),
+    /// The sequence has ended. Keeps the answer to its END, unless that is empty.
+    End(&'a Hold, &'a [u8]),
     /// It should have started a sequence with this id and failed, or has also ended it. So an older sequence with the id is
     /// over, too.
     Erase(&'a [u8]),
@@ -99,7 +99,7 @@ impl<'a> Change<'a> {
             Self::Step(_, blob) | Self::Release(_, Some(blob)) if hold.is_new => Op::Restore { token, blob },
             Self::Step(_, blob) => Op::Save { token, blob },
             Self::Release(_, blob) => Op::Release { token, blob },
-            Self::End(_) => Op::End { token },
+            Self::End(_, answer) => Op::End { token, answer },
             Self::Erase(_) => Op::Erase,
         }
     }
@@ -131,7 +131,8 @@ impl Keeper {
         let replies = self.apply(operations.collect())?;
         let claimed = |(hold, reply)| match reply {
             Reply::Taken(blob) => Ok(Claimed::Taken(hold, blob)),
-            Reply::Ended => Ok(Claimed::Ended),
+            Reply::Ended => Ok(Claimed::Ended(Vec::new())),
+            Reply::Answered(answer) => Ok(Claimed::Ended(answer)),
             Reply::Absent => Ok(Claimed::Absent),
             Reply::Unsaved => Ok(Claimed::Unsaved),
             Reply::Asked => Ok(Claimed::Asked),
@@ -150,7 +151,7 @@ impl Keeper {
         let is_ours = |(hold, reply): (&&Hold, Reply)| match reply {
             Reply::Done => true,
             Reply::Absent => self.can_restore(hold),
-            Reply::Moved | Reply::Ended | Reply::Taken(_) | Reply::Unsaved | Reply::Asked => false,
+            Reply::Moved | Reply::Ended | Reply::Answered(_) | Reply::Taken(_) | Reply::Unsaved | Reply::Asked => false,
         };
         Ok(holds.iter().zip(replies).map(is_ours).collect())
     }
@@ -160,7 +161,7 @@ impl Keeper {
         let confirmed = Instant::now();
         let hold = |change: &Change<'_>| match change {
             Change::Start(id, _) | Change::Erase(id) => self.hold(id),
-            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold) => {
+            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => {
                 Ok((*hold).clone())
             }
         };
@@ -175,12 +176,12 @@ impl Keeper {
         let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
             (Reply::Done, _) => Ok(Saved::Done(hold)),
             // It is over in either case.
-            (Reply::Ended | Reply::Absent, Change::End(_)) => Ok(Saved::Done(hold)),
+            (Reply::Ended | Reply::Absent, Change::End(..)) => Ok(Saved::Done(hold)),
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
             (Reply::Asked, _) => Ok(Saved::Asked),
-            (Reply::Taken(_) | Reply::Unsaved, _) => Err(unexpected()),
+            (Reply::Taken(_) | Reply::Answered(_) | Reply::Unsaved, _) => Err(unexpected()),
         };
         holds.into_iter().zip(changes).zip(replies).map(saved).collect()
     }

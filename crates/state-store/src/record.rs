@@ -52,8 +52,8 @@ pub enum Record<B = Vec<u8>> {
         /// Its state; empty if it has begun, and no state was saved yet.
         blob: B,
     },
-    /// It has ended. This stays for as long as a record without saves.
-    Ended,
+    /// It has ended. This stays for as long as a record without saves. Contains the answer to its END, or nothing.
+    Ended(B),
 }
 
 /// An operation on the record of one sequence. A store applies it atomically.
@@ -105,6 +105,8 @@ pub enum Op<'a> {
     End {
         /// The owner's.
         token: Token,
+        /// For a client that sends its END again; empty if none is kept.
+        answer: &'a [u8],
     },
     /// Ends whatever sequence there is, or was: another one has begun with its id, and has ended or failed.
     Erase,
@@ -125,6 +127,8 @@ pub enum Reply {
     Moved,
     /// The sequence has ended.
     Ended,
+    /// For [`Op::Resume`]: the sequence has ended, and this is the answer to its END.
+    Answered(Vec<u8>),
     /// There is no record.
     Absent,
 }
@@ -139,10 +143,13 @@ impl Op<'_> {
         let keep = Effect::Keep;
         match (*self, record) {
             (Op::Start { token, blob, .. }, _) => (Effect::Write(token, blob), Reply::Done),
-            (Op::Erase, _) => (Effect::End, Reply::Done),
+            (Op::Erase, _) => (Effect::End(b""), Reply::Done),
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
-            (_, Some(Record::Ended)) => (keep, Reply::Ended),
+            (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {
+                (keep, Reply::Answered(answer.as_ref().to_vec()))
+            }
+            (_, Some(Record::Ended(_))) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
             (Op::Resume { token, .. }, Some(Record::Live { blob, .. })) => {
                 (Effect::Give(token), Reply::Taken(blob.as_ref().to_vec()))
@@ -152,7 +159,7 @@ impl Op<'_> {
                 | Op::Save { token, .. }
                 | Op::Restore { token, .. }
                 | Op::Release { token, .. }
-                | Op::End { token },
+                | Op::End { token, .. },
                 Some(Record::Live { token: of_record, .. }),
             ) if token != *of_record => (keep, Reply::Moved),
             (Op::Check { .. } | Op::Release { blob: None, .. }, Some(_)) => (keep, Reply::Done),
@@ -160,7 +167,7 @@ impl Op<'_> {
                 Op::Save { token, blob } | Op::Restore { token, blob } | Op::Release { token, blob: Some(blob) },
                 Some(_),
             ) => (Effect::Write(token, blob), Reply::Done),
-            (Op::End { .. }, Some(_)) => (Effect::End, Reply::Done),
+            (Op::End { answer, .. }, Some(_)) => (Effect::End(answer), Reply::Done),
         }
     }
 }
@@ -172,7 +179,7 @@ impl Op<'_> {
         match (effect, &mut *record) {
             (Effect::Write(token, blob), _) => *record = Some(Record::Live { token, blob: blob.to_vec() }),
             (Effect::Give(new), Some(Record::Live { token, .. })) => *token = new,
-            (Effect::End, _) => *record = Some(Record::Ended),
+            (Effect::End(answer), _) => *record = Some(Record::Ended(answer.to_vec())),
             (Effect::Keep | Effect::Give(_), _) => {}
         }
         reply
@@ -188,8 +195,8 @@ pub enum Effect<'a> {
     Write(Token, &'a [u8]),
     /// It gets this token, and keeps its blob.
     Give(Token),
-    /// It becomes [`Record::Ended`].
-    End,
+    /// It becomes [`Record::Ended`], with this answer.
+    End(&'a [u8]),
 }
 
 /// What all records of a store have in common.

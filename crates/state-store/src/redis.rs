@@ -1,7 +1,7 @@
 //! A store in Valkey or Redis (6.2 or newer).
 //!
-//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended), and `b{KEY}TOKEN`, the
-//! blob. The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another
+//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended; then it has the answer to the
+//! END, too), and `b{KEY}TOKEN`, the blob. The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another
 //! server has taken the sequence. Operations that depend on the record are scripts. They are sent as text, because a store
 //! forgets its scripts when it restarts.
 
@@ -39,12 +39,12 @@ if ARGV[5] == '1' and t and t ~= '' and o and o ~= '' and o ~= ARGV[4]
 end
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
 redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const RESUME: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
-if t == '' then return 'ended' end
+if t == '' then return {'ended', redis.call('HGET', KEYS[1], 'a') or ''} end
 local from, to = KEYS[2] .. t, KEYS[2] .. ARGV[1]
 if redis.call('EXISTS', from) == 0 then return 'absent' end
 local o = redis.call('HGET', KEYS[1], 'o')
@@ -77,7 +77,7 @@ redis.call('PEXPIRE', blob, ARGV[2])
 return 'done'";
 const ERASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
-redis.call('HSET', KEYS[1], 't', '')
+redis.call('HSET', KEYS[1], 't', '', 'a', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const END: &str = "local t = redis.call('HGET', KEYS[1], 't')
@@ -87,7 +87,7 @@ local blob = KEYS[2] .. t
 if redis.call('EXISTS', blob) == 0 then return 'absent' end
 if t ~= ARGV[1] then return 'moved' end
 redis.call('UNLINK', blob)
-redis.call('HSET', KEYS[1], 't', '')
+redis.call('HSET', KEYS[1], 't', '', 'a', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 
@@ -202,7 +202,7 @@ impl Store for RedisStore {
                 Op::Release { token, blob } => {
                     commands.push(script(RELEASE, token, check_size(&blob.unwrap_or_default())?, blob.is_some()));
                 }
-                Op::End { token } => commands.push(script(END, token, b"", false)),
+                Op::End { token, answer } => commands.push(script(END, token, check_size(answer)?, false)),
                 Op::Erase => commands.push(script(ERASE, &Token::from_bytes([0; Token::BYTES]), b"", false)),
                 Op::Check { .. } => commands.push(keys.token()),
                 Op::Save { token, blob } => {
@@ -319,8 +319,10 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             Ok(Reply::Done)
         }
         (Op::Save { .. } | Op::Check { .. }, _) => Ok(Reply::Absent),
-        (Op::Resume { .. }, Value::Array(mut values)) => match values.pop() {
-            Some(Value::BulkString(blob)) => Ok(Reply::Taken(blob)),
+        (Op::Resume { .. }, Value::Array(mut values)) => match (values.len(), values.pop()) {
+            (1, Some(Value::BulkString(blob))) => Ok(Reply::Taken(blob)),
+            (2, Some(Value::BulkString(answer))) if answer.is_empty() => Ok(Reply::Ended),
+            (2, Some(Value::BulkString(answer))) => Ok(Reply::Answered(answer)),
             _ => Err(unexpected()),
         },
         (_, Value::BulkString(word)) => match word.as_slice() {
@@ -352,7 +354,7 @@ fn failed(error: RedisError) -> StoreError {
     match error.kind() {
         ErrorKind::AuthenticationFailed => StoreError::Denied(text),
         ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
-        _ if has(&["NOAUTH", "WRONGPASS", "NOPERM"]) => StoreError::Denied(text),
+        _ if has(&["NOAUTH", "WRONGPASS", "NOPERM", "ACL failure"]) => StoreError::Denied(text),
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown) => {
             StoreError::Refuses(text)
         }

@@ -165,7 +165,7 @@ impl World {
                 let reply = self.apply(match request {
                     Request::Start => Op::Start { token: of_memory_token, blob: &blob, asks: false },
                     Request::Step => Op::Save { token: of_memory_token, blob: &blob },
-                    Request::End => Op::End { token: of_memory_token },
+                    Request::End => Op::End { token: of_memory_token, answer: b"" },
                 });
                 match (reply, request) {
                     (Reply::Done, Request::Start | Request::Step) => {

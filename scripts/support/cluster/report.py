@@ -18,6 +18,9 @@ from support.speech import inputs_of, silero_oracle
 
 TOLERANCE = 1e-5
 
+#: What must not happen.
+FAULTS = ("lost_sequences", "lost_steps", "repeated_steps", "wrong_answers")
+
 
 @dataclass
 class Checked:
@@ -37,9 +40,7 @@ class Checked:
     @property
     def passed(self) -> bool:
         """Whether all steps were made once, and all answers are right. Nothing is not enough."""
-        return self.compared > 0 and not (
-            self.lost_sequences or self.lost_steps or self.repeated_steps or self.wrong_answers
-        )
+        return self.compared > 0 and not any(getattr(self, name) for name in FAULTS)
 
 
 def check(lives: list[Life]) -> Checked:
@@ -123,7 +124,7 @@ def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Ta
     latencies = np.array([asked.latency_s for life in lives for asked in life.asked]) * 1e3
     made.add_row("sequences", f"{checked.sequences:,}")
     made.add_row("requests, steps", f"{checked.requests:,}, {checked.steps:,}")
-    for name in ("lost_sequences", "lost_steps", "repeated_steps", "wrong_answers"):
+    for name in FAULTS:
         count = getattr(checked, name)
         made.add_row(name.replace("_", " "), f"[{'red' if count else 'green'}]{count}[/]")
     made.add_row("answers lost, their steps made once", f"{checked.lost_answers}")

@@ -32,7 +32,8 @@ use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
 use super::arrivals::Queued;
 use super::clock::Alarm;
 use crate::batch::Row;
-use crate::config::Durability;
+use crate::batch::kept::{self, KeptAnswer};
+use crate::config::{Durability, StateStore};
 use crate::error::{LoadError, RequestError, StoredError};
 use crate::instance::Instance;
 use crate::model::{Answered, Lease, LiveSequences, SaveMetrics};
@@ -56,6 +57,8 @@ pub(super) struct Stored {
     keeper: Arc<Keeper>,
     sequences: Mutex<Owned>,
     later: Option<Later>,
+    /// The most bytes of an answer that is kept.
+    most_answer_bytes: usize,
     /// Sequences that were over unsaved before the first drain.
     lost_before_drain: OnceLock<u64>,
     live: Arc<LiveSequences>,
@@ -133,8 +136,8 @@ impl Owned {
 pub(super) enum Found {
     /// It is this server's now.
     Taken,
-    /// The store doesn't have it.
-    Missing,
+    /// The store doesn't have it. The answer to its END, if it has ended and the answer was kept.
+    Missing(Option<Box<KeptAnswer>>),
     /// The store can't give it.
     No(RequestError),
     /// It leaves its server just now. To be looked for again.
@@ -162,17 +165,24 @@ impl Stored {
     /// `alarm` wakes the thread that wakes workers.
     pub fn new(
         keeper: Arc<Keeper>,
-        durability: Durability,
+        of: &StateStore,
         workers: usize,
         alarm: Arc<Alarm>,
         live: Arc<LiveSequences>,
     ) -> Self {
-        let later = match durability {
+        let later = match of.durability {
             Durability::Step => None,
             Durability::Interval(interval) => Some(Later::new(Some(interval), workers, alarm)),
             Durability::Drain => Some(Later::new(None, workers, alarm)),
         };
-        Self { keeper, sequences: Mutex::default(), later, lost_before_drain: OnceLock::new(), live }
+        Self {
+            keeper,
+            sequences: Mutex::default(),
+            later,
+            most_answer_bytes: of.kept_answer_bytes,
+            lost_before_drain: OnceLock::new(),
+            live,
+        }
     }
 
     pub fn keeper(&self) -> &Arc<Keeper> {
@@ -304,7 +314,8 @@ impl Stored {
                     }
                     Claimed::Asked => Found::Later,
                     Claimed::Unsaved => Found::No(StoredError::NotSaved(of.id.clone()).into()),
-                    Claimed::Ended | Claimed::Absent => Found::Missing,
+                    Claimed::Ended(answer) => Found::Missing(kept::split(&answer).0.map(Box::new)),
+                    Claimed::Absent => Found::Missing(None),
                 };
                 lookups.into_iter().zip(keys).zip(claimed).map(found).collect()
             }
@@ -318,8 +329,10 @@ impl Stored {
     /// Gives a row's sequence the state that the store had.
     fn adopt(&self, instance: &mut Instance, row: &mut Row, state: &[u8]) {
         let Some(key) = &row.key else { return };
-        match panic::catch_result(|| instance.adopt(key, state)) {
+        let (answer, snapshot) = kept::split(state);
+        match panic::catch_result(|| instance.adopt(key, snapshot)) {
             Ok(steps) => {
+                row.again = answer.filter(|answer| row.is_answered_by(answer)).map(Box::new);
                 let mut owned = self.sequences.lock();
                 if let Some(of) = key.lane.and_then(|lane| owned.get_mut(lane)) {
                     // One that was found here has steps that are not saved.

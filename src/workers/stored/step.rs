@@ -12,10 +12,12 @@ use state_store::{Change, Hold, Saved};
 
 use super::{Found, Member, Sequence, Stored, failed, key_of, refuse, tell_steps};
 use crate::batch::Row;
+use crate::batch::kept;
 use crate::error::{AdmissionError, RequestError, StoredError};
 use crate::instance::Instance;
 use crate::model::{Answered, Lease};
 use crate::panic;
+use crate::triton::Answer;
 
 /// Bytes of states that are sent to the store together, unless one has more.
 const MOST_BYTES_TOGETHER: usize = 8 << 20;
@@ -29,8 +31,10 @@ struct Unsaved {
     key: Vec<u8>,
     /// `None` for a START.
     hold: Option<Hold>,
-    /// The new state; `None` if the sequence is over.
+    /// The new state, behind the answer if that is kept; `None` if the sequence is over.
     state: Option<Vec<u8>>,
+    /// The answer, if that is kept and the sequence is over.
+    answer: Vec<u8>,
 }
 
 impl Unsaved {
@@ -38,7 +42,7 @@ impl Unsaved {
         match (&self.hold, &self.state) {
             (Some(hold), Some(state)) => Change::Step(hold, state),
             (None, Some(state)) => Change::Start(&self.key, state),
-            (Some(hold), None) => Change::End(hold),
+            (Some(hold), None) => Change::End(hold, &self.answer),
             (None, None) => Change::Erase(&self.key),
         }
     }
@@ -50,6 +54,9 @@ impl Stored {
         let mut to_check = Vec::new();
         for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.is_under_way()) {
             let Some(lane) = row.key.as_ref().and_then(|key| key.lane) else { continue };
+            if self.most_answer_bytes > 0 {
+                row.keeps = row.repeat_key();
+            }
             let owned = self.sequences.lock().get_mut(lane).map(|of| (of.hold.clone(), of.state.take()));
             match owned {
                 Some((_, Some(state))) => self.adopt(instance, row, &state),
@@ -70,31 +77,38 @@ impl Stored {
                 return;
             }
         };
+        // A request that does not come at the step that it says may have run before. The store has the answer, with the state.
+        let may_repeat = |at: usize, lane| rows[at].keeps.is_some_and(|key| !instance.is_at(lane, key));
+        let to_claim = to_check.iter().zip(are_ours).map(|(&(at, lane, _), is_ours)| (at, lane, is_ours));
         // One that a START here has replaced has requests that came before the START, and its state is here.
-        let is_moved = |((_, lane, _), is_ours): &(&(usize, u32, Hold), bool)| !is_ours && !self.is_replaced(*lane);
-        let moved = to_check.iter().zip(are_ours).filter(is_moved);
-        let moved: Vec<_> = moved.map(|(&(at, lane, _), _)| (at, lane)).collect();
-        if moved.is_empty() {
+        let to_claim = to_claim.filter(|&(_, lane, _)| !self.is_replaced(lane));
+        let to_claim: Vec<_> = to_claim.filter(|&(at, lane, is_ours)| !is_ours || may_repeat(at, lane)).collect();
+        if to_claim.is_empty() {
             return;
         }
-        let over: Vec<_> = moved.iter().map(|&(_, lane)| Over { lane, why: OverBy::Replaced }).collect();
-        self.forget(over.iter().map(|over| over.lane));
-        instance.end(&over);
         let id = |at: usize| rows[at].key.as_ref().map(|key| key.id.clone());
-        let lookup = |&(at, lane): &(usize, u32)| Some(Lookup { lane, id: id(at)?, starts: false });
-        let lookups: Vec<_> = moved.iter().filter_map(lookup).collect();
+        let lookup = |&(at, lane, _): &(usize, u32, bool)| Some(Lookup { lane, id: id(at)?, starts: false });
+        let lookups: Vec<_> = to_claim.iter().filter_map(lookup).collect();
         // A worker doesn't wait until another server has answered.
         let claimed = self.claim(lookups.iter().map(|of| (of, false)));
-        for ((at, lane), found) in moved.into_iter().zip(claimed) {
+        for ((at, lane, is_ours), found) in to_claim.into_iter().zip(claimed) {
+            if !is_ours || matches!(found, Found::Taken) {
+                instance.end(&[Over { lane, why: OverBy::Replaced }]);
+            }
             match found {
                 Found::Taken => {
                     let state = self.sequences.lock().get_mut(lane).and_then(|of| of.state.take());
                     self.adopt(instance, &mut rows[at], &state.unwrap_or_default());
+                    continue;
                 }
-                Found::Missing => refuse(&mut rows[at], |id| AdmissionError::Missing(id.clone()).into()),
-                Found::Later => refuse(&mut rows[at], |id| StoredError::Moved(id.clone()).into()),
                 Found::No(error) => refuse(&mut rows[at], |_| error),
+                // It is refused for its step.
+                Found::Missing(_) | Found::Later if is_ours => {}
+                Found::Missing(Some(answer)) if rows[at].is_answered_by(&answer) => rows[at].again = Some(answer),
+                Found::Missing(_) => refuse(&mut rows[at], |id| AdmissionError::Missing(id.clone()).into()),
+                Found::Later => refuse(&mut rows[at], |id| StoredError::Moved(id.clone()).into()),
             }
+            self.forget(Some(lane).filter(|_| !is_ours));
         }
     }
 
@@ -165,13 +179,15 @@ impl Stored {
             // Its START was not noted in the store, so what the record has may be another server's by now.
             return None;
         }
-        let unsaved = |state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), state };
+        let unsaved =
+            |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), answer, state };
         match finished.outcome {
-            _ if finished.ends => Some(unsaved(None)),
+            _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
+                let answer = self.kept_answer(of);
                 let lease = of.lease.as_ref()?;
-                match panic::catch_result(|| instance.saveable(lease)) {
-                    Ok(saved) => saved.map(|state| unsaved(Some(state))),
+                match panic::catch_result(|| instance.saveable(lease, &answer)) {
+                    Ok(saved) => saved.map(|state| unsaved(Vec::new(), Some(state))),
                     Err(error) => {
                         self.fail_unsaved(instance, of, lane, error);
                         None
@@ -181,7 +197,7 @@ impl Stored {
             // A START whose client has gone. It may have sent it again to another server, so the record may be of that sequence.
             Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
             // A START that has failed.
-            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(None)),
+            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.
             Outcome::Failed | Outcome::RunFailed if of.leaves => {
                 self.forget([lane]);
@@ -196,6 +212,13 @@ impl Stored {
                 None
             }
         }
+    }
+
+    /// The bytes of an answer for a client that sends its request again; none if that can't be known, or if it is too large.
+    fn kept_answer(&self, of: &mut Answered) -> Vec<u8> {
+        let Some((key, made)) = of.keeps.zip(of.steps) else { return Vec::new() };
+        let copy = of.answer.as_mut().and_then(Answer::copy);
+        copy.map_or_else(Vec::new, |copy| kept::encode(key, made, &copy, self.most_answer_bytes))
     }
 
     fn send(&self, instance: &Instance, answered: &mut [Answered], unsaved: Vec<Unsaved>) {
@@ -273,7 +296,7 @@ impl Stored {
             over.iter().filter_map(|of| Some((of.why, owned.remove(of.lane)?.hold))).collect()
         };
         let is_over = |(why, _): &&(OverBy, Hold)| *why == OverBy::Replaced;
-        let ends: Vec<_> = owned.iter().filter(is_over).map(|(_, hold)| Change::End(hold)).collect();
+        let ends: Vec<_> = owned.iter().filter(is_over).map(|(_, hold)| Change::End(hold, b"")).collect();
         if let Err(error) = self.keeper.save(&ends) {
             log::warn!("{} sequences that were replaced stay in the store until they expire: {error}", ends.len());
         }

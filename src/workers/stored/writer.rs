@@ -83,7 +83,7 @@ impl Entry {
         match &self.what {
             What::State(bytes) => Change::Step(&self.hold, bytes),
             What::Release(bytes) => Change::Release(&self.hold, bytes.as_deref()),
-            What::End => Change::End(&self.hold),
+            What::End => Change::End(&self.hold, b""),
         }
     }
 }

@@ -154,6 +154,17 @@ def test_wrong_passwords_are_refused_at_load_and_not_repeated(deploy, connect, v
     assert not re.search("hush|wrong-wrong", deployment.server.log_text())
 
 
+def test_a_model_may_require_its_store(deploy, connect, valkey):
+    store, deployment = valkey(), deploy()
+    store.kill()
+    required = stored(ledger("required"), store.location, require_state_store="true")
+    error = deployment.load_error(required)
+    assert "'state_store'" in error and store.location.partition("?")[0] in error and "can't be reached" in error, error
+    store.start()
+    deployment.serve(required)
+    Talk(connect(deployment), required, 1).whole(2)
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [

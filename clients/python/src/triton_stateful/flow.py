@@ -360,6 +360,9 @@ class Flow:
     def _step_checks(self, model: Model) -> dict[str, Parameter]:
         """The same for an inference. With windows, it may make no step and change only what is left over."""
         checks = self._checks()
+        if not (self.started or self._origin.goes_on or model.is_scheduled_by_core):
+            # The server keeps the answer only for a request that says this.
+            checks = {"sequence_step": 0}
         return {**checks, "sequence_left": self.count.left} if checks and model.is_cut else checks
 
     def _call(self, parameters: dict[str, Parameter], checked: bool = False) -> Doing[Outputs]:
@@ -437,7 +440,9 @@ class Flow:
         may_have_run = was_open or (self.sends_twice and (request.counts or request.start))
         if isinstance(error, SequenceAlreadyExists) and request.start and may_have_run and self._owns_id:
             self.started = True
-            return self._answer_lost(request, ended=request.end) if request.counts else None
+            # A request that says its step follows without START. The server answers it, or refuses it for its step.
+            is_lost = request.counts and (request.end or "sequence_step" not in request.parameters)
+            return self._answer_lost(request, ended=request.end) if is_lost else None
         if isinstance(error, StepConflict) and may_have_run and _has_run(request, error):
             return self._answer_lost(request, ended=False)
         if isinstance(error, SequenceMissing) and request.end and was_open:

@@ -1,4 +1,4 @@
-//! Whether sequences outlive their server: `state_store`, `durability`, `save_interval_ms` and `state_store_ttl_ms`.
+//! Whether sequences outlive their server: `state_store`, `durability` and the parameters for details.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,9 +10,19 @@ use super::parameters::Parameters;
 use super::scheduling::YEAR;
 
 /// The parameters, in the order in which an error names them.
-const PARAMETERS: [&str; 4] = ["state_store", "durability", "save_interval_ms", "state_store_ttl_ms"];
+const PARAMETERS: [&str; 6] = [
+    "state_store",
+    "durability",
+    "save_interval_ms",
+    "max_kept_answer_bytes",
+    "require_state_store",
+    "state_store_ttl_ms",
+];
 const TTL_MS: u64 = 3_600_000;
 const INTERVAL_MS: u64 = 1000;
+const KEPT_ANSWER_BYTES: usize = 64 << 10;
+/// Half of what a store takes, so that there is room for a state.
+const MOST_KEPT_BYTES: usize = 256 << 20;
 
 /// The values of `durability`.
 const LEVELS: [(&str, Level); 4] =
@@ -47,11 +57,16 @@ pub struct StateStore {
     pub durability: Durability,
     /// A sequence that was not saved for this long is forgotten.
     pub ttl: Duration,
+    /// The most bytes of an answer that is kept for a client that sends its request again (`max_kept_answer_bytes`). Only with
+    /// [`Durability::Step`].
+    pub kept_answer_bytes: usize,
+    /// The model is not served if the store can't be reached when it is loaded (`require_state_store`).
+    pub is_required: bool,
 }
 
 impl fmt::Display for StateStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { location, durability, ttl } = self;
+        let Self { location, durability, ttl, .. } = self;
         match durability {
             Durability::Step => write!(f, "each step is saved in {location} before its answer")?,
             Durability::Interval(interval) => write!(f, "steps are saved in {location} within {interval:?}")?,
@@ -75,7 +90,12 @@ impl StateStore {
         if let Some(interval) = interval.filter(|_| level != Some(Level::Interval)) {
             return Err(bad("save_interval_ms", interval, "it has an effect only with 'durability: interval'"));
         }
+        let kept = parameters.number("max_kept_answer_bytes", 0usize..=MOST_KEPT_BYTES, "0 to 268435456 bytes")?;
+        if let Some(kept) = kept.filter(|_| level.is_some_and(|level| level != Level::Step)) {
+            return Err(bad("max_kept_answer_bytes", kept, "it has an effect only with 'durability: step'"));
+        }
         let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        let is_required = parameters.flag("require_state_store", false)?;
         if is_decoupled && location.is_some() && level != Some(Level::None) {
             let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
                        before its last step is saved: leave one of the two out";
@@ -112,7 +132,8 @@ impl StateStore {
             }
             Some(Level::Step | Level::None) | None => Durability::Step,
         };
-        Ok(Some(Self { location, durability, ttl }))
+        let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
+        Ok(Some(Self { location, durability, ttl, kept_answer_bytes, is_required }))
     }
 
     /// Refuses the parameters for a model that core schedules.
@@ -184,6 +205,8 @@ mod tests {
             (vec![("durability", "always")], "'none', 'drain', 'interval', 'step'"),
             (vec![("state_store", "file:/a"), ("save_interval_ms", "5")], "only with 'durability: interval'"),
             (vec![("durability", "interval"), ("save_interval_ms", "0")], "1 or more"),
+            (vec![("durability", "drain"), ("max_kept_answer_bytes", "5")], "only with 'durability: step'"),
+            (vec![("state_store", "file:/a"), ("max_kept_answer_bytes", "-1")], "0 to 268435456"),
             (vec![("state_store", "http://x")], "'state_store' is 'http:...'"),
             (vec![("state_store", "redis://a:hush@x")], "password_file"),
             (vec![("state_store", "file:/a"), ("park_ms", "5")], "'park_ms'"),

@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 75] = [
+const KNOWN: [&str; 77] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -45,6 +45,7 @@ const KNOWN: [&str; 75] = [
     "logging_level",
     "low_latency_transformation",
     "max_candidate_sequence_use_ratio",
+    "max_kept_answer_bytes",
     "max_parked_sequences",
     "max_queue_size",
     "max_queued_requests_per_sequence",
@@ -65,6 +66,7 @@ const KNOWN: [&str; 75] = [
     "queue_timeout_ms",
     "repeat",
     "repeat_until",
+    "require_state_store",
     "resident_batches",
     "save_interval_ms",
     "scheduling",

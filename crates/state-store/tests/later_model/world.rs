@@ -170,7 +170,7 @@ impl World {
         if let Some(new) = new {
             self.seen.resurrected |= new.0 <= self.ended_life;
         }
-        if let (Some(old), Some(Record::Ended)) = (old, after) {
+        if let (Some(old), Some(Record::Ended(_))) = (old, after) {
             self.ended_life = self.ended_life.max(old.0);
         }
     }
@@ -298,7 +298,7 @@ impl World {
             What::State(_) | What::Release(Some(_)) if is_new => Op::Restore { token: token(of), blob },
             What::State(_) => Op::Save { token: token(of), blob },
             What::Release(state) => Op::Release { token: token(of), blob: state.map(|_| blob) },
-            What::End => Op::End { token: token(of) },
+            What::End => Op::End { token: token(of), answer: b"" },
         };
         let mut reply = self.apply(number, operation);
         if reply == Reply::Absent && state.is_some() {

@@ -112,8 +112,8 @@ fn a_sequence_that_began_without_the_store_never_replaces_another_one() {
         assert!(matches!(save(&keeper, &new(), b"mine"), Saved::Moved));
         let (other, blob) = taken(&keeper, b"n7");
         assert_eq!(blob, b"other");
-        assert!(matches!(keeper.save(&[Change::End(&new())]).unwrap()[0], Saved::Moved));
-        assert!(matches!(keeper.save(&[Change::End(&other)]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(keeper.save(&[Change::End(&new(), b"")]).unwrap()[0], Saved::Moved));
+        assert!(matches!(keeper.save(&[Change::End(&other, b"")]).unwrap()[0], Saved::Done(_)));
         assert!(matches!(save(&keeper, &new(), b"mine"), Saved::Ended));
         // There is none.
         let free = keeper.hold(b"n8").unwrap();

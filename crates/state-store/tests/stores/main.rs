@@ -43,7 +43,7 @@ enum Step {
     Release(u8, Option<Vec<u8>>),
     Save(u8, Vec<u8>),
     Restore(u8, Vec<u8>),
-    End(u8),
+    End(u8, Vec<u8>),
     Erase,
 }
 
@@ -57,7 +57,7 @@ impl Step {
             Self::Check(of) => Op::Check { token: token(of) },
             Self::Save(of, blob) => Op::Save { token: token(of), blob },
             Self::Restore(of, blob) => Op::Restore { token: token(of), blob },
-            Self::End(of) => Op::End { token: token(of) },
+            Self::End(of, answer) => Op::End { token: token(of), answer },
             Self::Erase => Op::Erase,
         }
     }
@@ -74,11 +74,12 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
             Reply::Done
         }
         (Op::Erase, _) => {
-            *record = Some(Record::Ended);
+            *record = Some(Record::Ended(Vec::new()));
             Reply::Done
         }
         (_, None) => Reply::Absent,
-        (_, Some(Record::Ended)) => Reply::Ended,
+        (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.is_empty() => Reply::Answered(answer.clone()),
+        (_, Some(Record::Ended(_))) => Reply::Ended,
         (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.is_empty() => Reply::Unsaved,
         (Op::Resume { token, .. }, Some(Record::Live { blob, .. })) => {
             let blob = blob.clone();
@@ -92,7 +93,7 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
                 Reply::Moved
             }
         }
-        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. } | Op::End { token }, _)
+        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. } | Op::End { token, .. }, _)
             if !is_ours(token) =>
         {
             Reply::Moved
@@ -102,8 +103,8 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
-        (Op::End { .. }, _) => {
-            *record = Some(Record::Ended);
+        (Op::End { answer, .. }, _) => {
+            *record = Some(Record::Ended(answer.to_vec()));
             Reply::Done
         }
     }
@@ -118,7 +119,7 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Save(token, blob)),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Restore(token, blob)),
         (0..3u8, prop::option::of(blob())).prop_map(|(token, blob)| Step::Release(token, blob)),
-        (0..3u8).prop_map(Step::End),
+        (0..3u8, blob()).prop_map(|(token, answer)| Step::End(token, answer)),
         Just(Step::Erase),
     ];
     prop::collection::vec((0..2u8, step), 1..40)
@@ -199,14 +200,34 @@ fn an_ended_sequence_does_not_come_back() {
         let (old, new) = (keeper(&location), keeper(&location));
         let hold = start(&old, b"n7", b"one");
         let (of_new, _) = taken(&new, b"n7");
-        assert!(matches!(new.save(&[Change::End(&of_new)]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(new.save(&[Change::End(&of_new, b"")]).unwrap()[0], Saved::Done(_)));
         assert!(matches!(save(&old, &hold, b"stale"), Saved::Ended));
-        assert!(matches!(claim(&old, b"n7"), Claimed::Ended));
+        assert!(matches!(claim(&old, b"n7"), Claimed::Ended(answer) if answer.is_empty()));
         // The next life of the id has nothing of it, and nothing of the old owner reaches it.
         let next = start(&new, b"n7", b"next");
         assert!(matches!(save(&old, &hold, b"stale"), Saved::Moved));
         assert!(matches!(save(&new, &next, b"on"), Saved::Done(_)));
         assert!(matches!(claim(&new, b"n8"), Claimed::Absent));
+    }
+}
+
+#[test]
+fn the_answer_to_an_end_is_kept_until_the_id_is_used_again() {
+    let (_valkey, _folder, locations) = stores();
+    for location in locations {
+        let keeper = keeper(&location);
+        let hold = start(&keeper, b"n7", b"one");
+        assert!(matches!(keeper.save(&[Change::End(&hold, b"bye")]).unwrap()[0], Saved::Done(_)));
+        for _ in 0..2 {
+            assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer == b"bye"));
+        }
+        let next = start(&keeper, b"n7", b"next");
+        assert!(matches!(keeper.save(&[Change::End(&next, b"")]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer.is_empty()));
+        let next = start(&keeper, b"n7", b"next");
+        assert!(matches!(keeper.save(&[Change::End(&next, b"late")]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(keeper.save(&[Change::Erase(b"n7")]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer.is_empty()));
     }
 }
 
@@ -319,7 +340,7 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let hold = start(&keeper, b"n7", b"one");
     assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
     let (hold, _) = taken(&keeper, b"n7");
-    let changes = [Change::End(&hold), Change::Erase(b"n8")];
+    let changes = [Change::End(&hold, b""), Change::Erase(b"n8")];
     assert!(keeper.save(&changes).unwrap().iter().all(|saved| matches!(saved, Saved::Done(_))));
 }
 

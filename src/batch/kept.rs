@@ -1,0 +1,161 @@
+//! Answers that are kept in a store with the state after them, for a client that sends its request again.
+//!
+//! A client that lost an answer sends the request again, with the same `sequence_step`. The sequence is one step further by
+//! then, so the request must not run: it gets the kept answer.
+
+use std::ffi::CString;
+
+use rows::tensor::DataType;
+use serde::{Deserialize, Serialize};
+
+use crate::model::RepeatKey;
+use crate::triton::{ResponseCopy, RowOutput};
+
+const MAGIC: &[u8; 8] = b"TRTANSWR";
+/// Magic, checksum, and the lengths of the header and of the data.
+const PREFIX_BYTES: usize = 20;
+/// Of a header.
+const MOST_HEADER_BYTES: usize = 1 << 20;
+
+/// The answer to a request.
+pub struct KeptAnswer {
+    pub of: RepeatKey,
+    /// Steps of the sequence after the request.
+    pub made: u64,
+    pub copy: ResponseCopy,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    of: RepeatKey,
+    made: u64,
+    outputs: Vec<Entry>,
+    numbers: Vec<(String, i64)>,
+    flags: Vec<(String, bool)>,
+}
+
+/// An output of the data. The names of the fields are those of Triton's protocol.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    datatype: String,
+    shape: Vec<i64>,
+    byte_size: usize,
+}
+
+/// The bytes of an answer, which stand in front of the state after it; none if they would be more than `most`.
+pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec<u8> {
+    let text = |name: &CString| name.to_string_lossy().into_owned();
+    let entry = |output: &RowOutput| Entry {
+        name: text(&output.name),
+        datatype: output.data_type.protocol_name().to_owned(),
+        shape: output.dims.to_vec(),
+        byte_size: output.bytes.len(),
+    };
+    let header = Header {
+        of,
+        made,
+        outputs: copy.outputs.iter().map(entry).collect(),
+        numbers: copy.numbers.iter().map(|(name, number)| (text(name), *number)).collect(),
+        flags: copy.flags.iter().map(|(name, flag)| (text(name), *flag)).collect(),
+    };
+    let header = serde_json::to_vec(&header).unwrap_or_default();
+    let data: usize = copy.outputs.iter().map(|output| output.bytes.len()).sum();
+    if header.len() > MOST_HEADER_BYTES || PREFIX_BYTES + header.len() + data > most {
+        return Vec::new();
+    }
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&(header.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(data as u32).to_le_bytes());
+    bytes.extend_from_slice(&header);
+    copy.outputs.iter().for_each(|output| bytes.extend_from_slice(&output.bytes));
+    let checksum = crc32fast::hash(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// Takes the answer, if there is one, from in front of a state. One that is damaged is left out, because the state has a
+/// checksum of its own.
+pub fn split(bytes: &[u8]) -> (Option<KeptAnswer>, &[u8]) {
+    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>().filter(|prefix| prefix.starts_with(MAGIC)) else {
+        return (None, bytes);
+    };
+    let number = |at: usize| prefix[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
+    let (checksum, header, data) = (number(8), number(12), number(16));
+    let end = PREFIX_BYTES.saturating_add(header).saturating_add(data);
+    let Some((answer, rest)) = bytes.split_at_checked(end) else { return (None, bytes) };
+    let is_whole = crc32fast::hash(&answer[12..]) as usize == checksum;
+    (is_whole.then(|| decode(&answer[PREFIX_BYTES..], header)).flatten(), rest)
+}
+
+fn decode(bytes: &[u8], header: usize) -> Option<KeptAnswer> {
+    let (header, mut data) = bytes.split_at_checked(header)?;
+    let Header { of, made, outputs, numbers, flags } = serde_json::from_slice(header).ok()?;
+    let mut copy = ResponseCopy::default();
+    for Entry { name, datatype, shape, byte_size } in outputs {
+        let (bytes, rest) = data.split_at_checked(byte_size)?;
+        data = rest;
+        let data_type = DataType::from_protocol_name(&datatype)?;
+        let name = CString::new(name).ok()?;
+        copy.outputs.push(RowOutput { name, data_type, dims: shape.into(), bytes: bytes.to_vec() });
+    }
+    let name = |name: String| CString::new(name).unwrap_or_default();
+    copy.numbers = numbers.into_iter().map(|(of, number)| (name(of), number)).collect();
+    copy.flags = flags.into_iter().map(|(of, flag)| (name(of), flag)).collect();
+    Some(KeptAnswer { of, made, copy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: RepeatKey = RepeatKey { step: 3, left: Some(7), ends: false, wants: 1 };
+
+    fn copy() -> ResponseCopy {
+        let output = |name: &str, bytes: &[u8]| RowOutput {
+            name: CString::new(name).unwrap(),
+            data_type: DataType::Int8,
+            dims: [1, bytes.len() as i64].into(),
+            bytes: bytes.to_vec(),
+        };
+        ResponseCopy {
+            outputs: vec![output("ONE", &[1, 2, 3]), output("NONE", &[])],
+            numbers: vec![(c"left".to_owned(), 5)],
+            flags: vec![(c"stopped".to_owned(), true)],
+        }
+    }
+
+    #[test]
+    fn an_answer_in_front_of_a_state_is_read_back() {
+        let mut bytes = encode(KEY, 4, &copy(), 1000);
+        bytes.extend_from_slice(b"state");
+        let (answer, rest) = split(&bytes);
+        let answer = answer.unwrap();
+        assert_eq!((answer.of, answer.made, rest), (KEY, 4, &b"state"[..]));
+        assert_eq!((answer.copy.numbers, answer.copy.flags), (copy().numbers, copy().flags));
+        for (read, wanted) in answer.copy.outputs.iter().zip(copy().outputs) {
+            assert_eq!((&read.name, read.data_type), (&wanted.name, wanted.data_type));
+            assert_eq!((&read.dims, &read.bytes), (&wanted.dims, &wanted.bytes));
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_too_large_is_not_kept() {
+        let bytes = encode(KEY, 4, &copy(), 1000).len();
+        assert_eq!(encode(KEY, 4, &copy(), bytes).len(), bytes);
+        assert!(encode(KEY, 4, &copy(), bytes - 1).is_empty());
+    }
+
+    #[test]
+    fn whatever_the_bytes_are_nothing_panics_and_a_damaged_answer_is_left_out() {
+        assert!(matches!(split(b"TRTSTATE and more"), (None, b"TRTSTATE and more")));
+        let whole = encode(KEY, 4, &copy(), 1000);
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            assert!(split(&bytes).0.is_none(), "byte {at}");
+            assert!(split(&whole[..at]).0.is_none(), "{at} bytes");
+        }
+    }
+}
