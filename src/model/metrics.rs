@@ -50,17 +50,23 @@ pub struct QueueNumbers {
     pub waiting: usize,
     /// Requests that wait, these STARTs among them.
     pub requests: usize,
+    /// Sequences of the store that are this server's.
+    pub owned: usize,
     /// The age of the oldest step that is not in the store; 0 if there is none.
     pub oldest_unsaved_ms: u64,
 }
 
-/// What a store has done so far for steps that are saved after their answers.
+/// What a store has done so far.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Saves {
     /// States that were saved.
     pub states: u64,
-    /// Attempts that failed.
+    /// Attempts to ask the store or to save that failed.
     pub errors: u64,
+    /// Sequences that this server has taken from the store.
+    pub claimed: u64,
+    /// Sequences that another server has taken from this one, or has asked it for.
+    pub moved: u64,
     /// Sequences that are not saved: they began while the store did not answer, and it has another one of their id, or their
     /// states found no room.
     pub lost: u64,
@@ -77,6 +83,14 @@ impl SaveMetrics {
 
     pub fn count_store_error(&self) {
         self.0.lock().errors += 1;
+    }
+
+    pub fn count_claimed(&self, sequences: u64) {
+        self.0.lock().claimed += sequences;
+    }
+
+    pub fn count_moved(&self, sequences: u64) {
+        self.0.lock().moved += sequences;
     }
 
     pub fn count_not_saved(&self) {
@@ -96,7 +110,7 @@ impl SaveMetrics {
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 12] = [
+const GAUGES: [(&str, &str, Reading); 13] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.queue.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.queue.waiting as f64),
@@ -111,6 +125,7 @@ const GAUGES: [(&str, &str, Reading); 12] = [
     ("stateful_growing_state_bytes", "Bytes of growing states, states of strings and held inputs", |now| {
         now.varying_bytes as f64
     }),
+    ("stateful_owned_sequences", "Sequences of the store that are this server's", |now| now.queue.owned as f64),
     ("stateful_oldest_unsaved_step_seconds", "Age of the oldest step that is not in the store", |now| {
         // In sixty-fourths of a second, which a gauge adds and takes away without rounding.
         (now.queue.oldest_unsaved_ms as f64 * 0.064).ceil() / 64.0
@@ -122,7 +137,7 @@ const GAUGES: [(&str, &str, Reading); 12] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str, Reading); 10] = [
+const COUNTERS: [(&str, &str, Reading); 12] = [
     ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
     ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
     ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
@@ -135,8 +150,10 @@ const COUNTERS: [(&str, &str, Reading); 10] = [
         "Bytes that went to a GPU: inputs, initial states, lists of moves",
         |now| now.to_device_bytes as f64,
     ),
-    ("stateful_states_saved_total", "States that were saved after their answers", |now| now.saves.states as f64),
-    ("stateful_store_errors_total", "Attempts to save states that failed", |now| now.saves.errors as f64),
+    ("stateful_states_saved_total", "States that were saved in the store", |now| now.saves.states as f64),
+    ("stateful_store_errors_total", "Attempts to reach the store that failed", |now| now.saves.errors as f64),
+    ("stateful_sequences_claimed_total", "Sequences that were taken from the store", |now| now.saves.claimed as f64),
+    ("stateful_sequences_moved_total", "Sequences that left for another server", |now| now.saves.moved as f64),
     ("stateful_sequences_not_saved_total", "Sequences that the store cannot take", |now| now.saves.lost as f64),
     ("stateful_device_to_host_bytes_total", "Bytes of outputs that came from a GPU", |now| now.to_host_bytes as f64),
 ];

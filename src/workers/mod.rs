@@ -332,7 +332,8 @@ impl Shared {
         self.wake(&mut wake);
         if self.sequences.metrics.note_queue(|| {
             let oldest_unsaved_ms = self.note_due(now);
-            QueueNumbers { parked, waiting, requests, oldest_unsaved_ms }
+            let owned = self.stored.as_ref().map_or(0, Stored::owned);
+            QueueNumbers { parked, waiting, requests, owned, oldest_unsaved_ms }
         }) {
             self.sequences.publish();
         }
@@ -350,7 +351,11 @@ impl Shared {
         let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
-            self.stored.iter().for_each(|stored| _ = panic::catch_and_log(|| stored.leave(instance, &over)));
+            if let Some(stored) = &self.stored {
+                panic::catch_and_log(|| stored.leave(instance, &over));
+                // The metrics show that they have left.
+                self.alarm.by(Instant::now() + SHOW_EVERY);
+            }
             panic::catch_and_log(|| instance.end(&over));
         }
         if !lanes.is_empty() {

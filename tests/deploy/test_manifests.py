@@ -231,6 +231,9 @@ REJECTED = "stateful_sequences_rejected_total{}"
 FAILED = "stateful_requests_failed_total{reason='%s'}"
 UNSAVED = "stateful_oldest_unsaved_step_seconds{}"
 NOT_SAVED = "stateful_sequences_not_saved_total{}"
+STORE_ERRORS = "stateful_store_errors_total{}"
+MOVED = "stateful_sequences_moved_total{}"
+ANSWERED = "nv_inference_request_success{}"
 
 
 def severities(folder, series):
@@ -266,6 +269,11 @@ def severities(folder, series):
         ({UNSAVED: "2x240", NOT_SAVED: "7x240"}, {}),
         ({UNSAVED: "60x240"}, {"StatefulStepsNotSaved": "critical"}),
         ({NOT_SAVED: "0+1x240"}, {"StatefulSequencesNotSaved": "warning"}),
+        # the store was away for a moment, half an hour ago
+        ({STORE_ERRORS: "0x100 0+1x20 20x120"}, {}),
+        ({STORE_ERRORS: "0+1x240"}, {"StatefulStoreFails": "critical"}),
+        ({MOVED: "0+5x240", ANSWERED: "0+100x240"}, {}),
+        ({MOVED: "0+50x240", ANSWERED: "0+100x240"}, {"StatefulSequencesWander": "warning"}),
     ],
 )
 def test_alerts_fire_for_what_somebody_has_to_do(tmp_path, series, fired):

@@ -272,7 +272,9 @@ impl Stored {
                 OverBy::Idle | OverBy::Released => What::Release(self.last_state(later, instance, lane, why)),
             };
             self.put(later, lane, what);
-            self.sequences.lock().remove(lane);
+            let left = self.sequences.lock().remove(lane);
+            let moves = left.is_some_and(|of| of.moves) && why != OverBy::Replaced;
+            self.metrics().count_moved(u64::from(moves));
         }
     }
 
@@ -363,6 +365,8 @@ impl Stored {
                 // has to tell how many steps are saved.
                 Saved::Moved | Saved::Ended | Saved::Absent | Saved::Asked => {
                     sequence.unsaved.is_refused = true;
+                    // The record of one that is absent has expired.
+                    sequence.moves |= !matches!(saved, Saved::Absent);
                     moved.push(lane);
                 }
             }
@@ -376,7 +380,10 @@ impl Stored {
 
     /// Notes that the store does not answer.
     pub fn not_written(&self, error: &StoreError) {
-        self.later.iter().for_each(|later| self.note_failure(later, error));
+        match &self.later {
+            Some(later) => self.note_failure(later, error),
+            None => self.metrics().count_store_error(),
+        }
     }
 
     /// The store never takes a state.
@@ -391,8 +398,10 @@ impl Stored {
 
     /// Another server wants a sequence. Returns its lane, if it is here.
     pub fn wanted(&self, key: &[u8]) -> Option<u32> {
-        let owned = self.sequences.lock();
+        let mut owned = self.sequences.lock();
         self.later.iter().for_each(|later| later.queue.want(key));
-        owned.lanes_of(key).last().copied()
+        let lane = owned.lanes_of(key).last().copied()?;
+        owned.get_mut(lane).into_iter().for_each(|of| of.moves = true);
+        Some(lane)
     }
 }

@@ -77,6 +77,8 @@ struct Sequence {
     hold: Hold,
     /// Its START is still at work.
     starts: bool,
+    /// Another server has asked for it, or has taken it.
+    moves: bool,
     /// The state that the store had, if the instance doesn't have it yet.
     state: Option<Vec<u8>>,
     /// Steps that it has made, and those that are known to be saved. Only what is saved later needs them.
@@ -87,7 +89,7 @@ struct Sequence {
 
 impl Sequence {
     fn new(key: Vec<u8>, hold: Hold) -> Self {
-        Self { key, hold, starts: false, state: None, made: 0, saved: 0, unsaved: Unsaved::default() }
+        Self { key, hold, starts: false, moves: false, state: None, made: 0, saved: 0, unsaved: Unsaved::default() }
     }
 }
 
@@ -198,10 +200,14 @@ impl Stored {
         self.later.as_ref()
     }
 
+    /// How many sequences are this server's, as far as it knows.
+    pub fn owned(&self) -> usize {
+        self.sequences.lock().by_lane.len()
+    }
+
     /// How many sequences are here, or have left and are not saved yet. `live`: those that the scheduler has.
     pub fn left(&self, live: usize) -> usize {
-        let owned = self.sequences.lock().by_lane.len();
-        live.max(owned) + self.later.as_ref().map_or(0, |later| later.queue.len())
+        live.max(self.owned()) + self.later.as_ref().map_or(0, |later| later.queue.len())
     }
 
     /// [`Stored::not_saved_by_drain`] counts from the first call on.
@@ -291,7 +297,9 @@ impl Stored {
         }
         let elsewhere: Vec<_> =
             lookups.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(of, _)| of).collect();
-        let mut claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, of.asks()))).into_iter();
+        let claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, of.asks())));
+        self.metrics().count_claimed(claimed.iter().filter(|found| matches!(found, Found::Taken)).count() as u64);
+        let mut claimed = claimed.into_iter();
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
     }
 

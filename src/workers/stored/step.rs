@@ -69,6 +69,7 @@ impl Stored {
         let are_ours = match self.keeper.check(&holds) {
             Ok(are_ours) => are_ours,
             Err(source) => {
+                self.not_written(&source);
                 for (at, lane, _) in to_check {
                     refuse(&mut rows[at], |id| failed(id, &source));
                     // The END ends it here. In the store it goes on, so that the END can be sent again.
@@ -92,7 +93,12 @@ impl Stored {
         // A worker doesn't wait until another server has answered.
         let claimed = self.claim(lookups.iter().map(|of| (of, false)));
         for ((at, lane, is_ours), found) in to_claim.into_iter().zip(claimed) {
-            if !is_ours || matches!(found, Found::Taken) {
+            let is_taken = matches!(found, Found::Taken);
+            if !is_ours {
+                self.metrics().count_moved(1);
+                self.metrics().count_claimed(u64::from(is_taken));
+            }
+            if !is_ours || is_taken {
                 instance.end(&[Over { lane, why: OverBy::Replaced }]);
             }
             match found {
@@ -161,7 +167,10 @@ impl Stored {
                 }
             }
             // They are saved as a whole after their last step.
-            Err(error) => log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len()),
+            Err(error) => {
+                self.not_written(&error);
+                log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len());
+            }
         }
     }
 
@@ -229,6 +238,7 @@ impl Stored {
                     let answered = &mut answered[of.at];
                     match (saved, &of.state) {
                         (Saved::Done(hold), Some(_)) => {
+                            self.metrics().count_saves(1);
                             self.own(of, hold);
                             tell_saved(answered);
                         }
@@ -241,9 +251,12 @@ impl Stored {
                             self.forget(Some(of.lane).filter(|_| of.state.is_none()));
                         }
                         (Saved::Moved | Saved::Asked, _) => {
+                            self.metrics().count_moved(1);
                             self.fail_unsaved(instance, answered, of.lane, StoredError::Moved(of.id.clone()).into());
                         }
-                        (Saved::Ended | Saved::Absent, _) => {
+                        (gone @ (Saved::Ended | Saved::Absent), _) => {
+                            // Another server has taken it, and ended it.
+                            self.metrics().count_moved(u64::from(matches!(gone, Saved::Ended)));
                             self.fail_unsaved(
                                 instance,
                                 answered,
@@ -255,6 +268,7 @@ impl Stored {
                 }
             }
             Err(source) => {
+                self.not_written(&source);
                 for of in &unsaved {
                     self.fail_unsaved(instance, &mut answered[of.at], of.lane, failed(&of.id, &source));
                 }
@@ -298,6 +312,7 @@ impl Stored {
         let is_over = |(why, _): &&(OverBy, Hold)| *why == OverBy::Replaced;
         let ends: Vec<_> = owned.iter().filter(is_over).map(|(_, hold)| Change::End(hold, b"")).collect();
         if let Err(error) = self.keeper.save(&ends) {
+            self.not_written(&error);
             log::warn!("{} sequences that were replaced stay in the store until they expire: {error}", ends.len());
         }
     }
