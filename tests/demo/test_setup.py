@@ -60,6 +60,7 @@ esac
 BASE = ["requirements", "requirements-nodeps"]
 TESTS = ["requirements-tests", "requirements-tests-nodeps"]
 CLUSTER = ["requirements-valkey", "requirements-proxies"]
+REDIS = ["requirements-redis"]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def setup(tmp_path):
     """Runs scripts/setup in a folder with nothing else, and answers which lists it installed."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for file in ("setup", *(f"{name}.txt" for name in (*BASE, *TESTS, *CLUSTER))):
+    for file in ("setup", *(f"{name}.txt" for name in (*BASE, *TESTS, *CLUSTER, *REDIS))):
         shutil.copy(ROOT / "scripts" / file, scripts)
     python = tmp_path / "python"
     python.write_text(PYTHON)
@@ -89,6 +90,8 @@ def test_the_tools_of_the_tests_are_installed_only_when_they_are_asked_for(setup
     assert setup("--cluster") == CLUSTER
     assert setup("--tests") == TESTS
     assert setup("--tests") == setup("--cluster") == setup() == []
+    assert setup("--redis") == REDIS
+    assert setup("--redis") == []
 
 
 def test_a_new_list_is_installed(setup, tmp_path):

@@ -1,4 +1,4 @@
-"""Sends live streams of speech through several tritonservers behind a proxy, which keep their sequences in one Valkey.
+"""Sends live streams of speech through several tritonservers behind a proxy, which keep their sequences in one Valkey or Redis.
 
 Each stream sends 100 ms of sound every 100 ms, as one sequence of Silero VAD. On a timeline, a server is killed with -9 and
 comes back, another one joins, one is drained and stopped, and the store is stopped for 5 seconds. Every answer is compared
@@ -27,7 +27,7 @@ from support.cluster.servers import Servers
 from support.cluster.streams import MODEL, Clock, Speakers
 from support.proxies import KINDS, Proxy
 from support.server import ServerError
-from support.valkey import Valkey
+from support.valkey import PROGRAMS, Valkey
 
 
 def write_model(repository: Path, location: str, durability: str) -> None:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
     # A socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="cluster-") as short:
-        store = Valkey(Path(short) / "store", "--appendonly", "yes")
+        store = Valkey(Path(short) / "store", "--appendonly", "yes", kind=arguments.store)
         try:
             write_model(folder / "models", store.location, arguments.durability)
             count = arguments.servers + 1
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 Proxy(arguments.proxy, folder, servers.ports) as proxy,
             ):
                 tell(
-                    f"{arguments.servers} tritonservers, {arguments.proxy} on {proxy.grpc_url}, Valkey: logs in {folder}"
+                    f"{arguments.servers} tritonservers, {arguments.proxy} on {proxy.grpc_url}, {arguments.store}: logs in {folder}"
                 )
                 clock = Clock()
                 speakers = Speakers(proxy.grpc_url, arguments.streams, arguments.seed, clock)
@@ -107,6 +107,7 @@ def main() -> int:
     )
     option = parser.add_argument
     option("--proxy", choices=KINDS, default="envoy", help="the proxy (default: envoy)")
+    option("--store", choices=PROGRAMS, default="valkey", help="the store (default: valkey); redis is Redis 8.2")
     option("--durability", default="step", metavar="LEVEL", help="`durability` of the model (default: step)")
     option(
         "--servers",
