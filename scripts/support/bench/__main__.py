@@ -27,6 +27,7 @@ from support.bench import (
     service,
     state_api,
     step,
+    stored_sequences,
     stores,
     windows,
 )
@@ -58,6 +59,7 @@ LEVELS = (
     "open",
 )
 TRANSPORTS = ("process", "stream")
+STORE_PARTS = ("costs", "claims", "restart", "many")
 RECORDED = ROOT / "docs" / "bench"
 
 
@@ -109,8 +111,7 @@ def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Nam
         streams = (options.sequences or [windows.STREAMS])[0]
         return {level: report.medians(windows.compare(folder, streams, options.blocks), ("pace", "cuts", "request_ms"))}
     if level == "stores":
-        of_stores = stores.compare(folder, options.sequences or [64], 3 * options.seconds, options.blocks)
-        return {level: report.medians(of_stores, ("model", "sequences", "durability"))}
+        return _stores(folder, options)
     if level not in ("closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]
@@ -150,6 +151,13 @@ def arguments() -> argparse.Namespace:
         type=_numbers,
         help="for service, padding, repeat, conversion, join, ovms, windows, stores, closed and open",
     )
+    parser.add_argument(
+        "--only",
+        type=_store_parts,
+        default=list(STORE_PARTS),
+        metavar="PART,...",
+        help=f"for stores: {', '.join(STORE_PARTS)} (default: all)",
+    )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
@@ -183,6 +191,7 @@ def arguments() -> argparse.Namespace:
         metavar="FILE,INPUT=OUTPUT,...",
         help="for conversion: a model whose batch is fixed to 1, and the pairs of its states",
     )
+    parser.add_argument("--backends", type=Path, default=step.BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
     options = parser.parse_args()
@@ -220,6 +229,13 @@ def _transports(text: str) -> list[str]:
     for name in text.split(","):
         if name not in TRANSPORTS:
             raise argparse.ArgumentTypeError(f"there is no transport '{name}'; there are {', '.join(TRANSPORTS)}")
+    return text.split(",")
+
+
+def _store_parts(text: str) -> list[str]:
+    for name in text.split(","):
+        if name not in STORE_PARTS:
+            raise argparse.ArgumentTypeError(f"there is no part '{name}'; there are {', '.join(STORE_PARTS)}")
     return text.split(",")
 
 
@@ -285,6 +301,26 @@ def _service(folder: Path, effort: step.Effort, options: argparse.Namespace):
         served = [Served("stateful", model, 64), Served("stateful", model.carried, 64)]
         rows = service.compare(folder / name, served, sequences, options.protocols, options.seconds, options.blocks)
         yield from report.medians(rows, ("served", "protocol", "sequences"))
+
+
+def _stores(folder: Path, options: argparse.Namespace) -> dict[str, report.Rows]:
+    """A table for each part. --quick: a tenth of the sequences."""
+    part, backends = 10 if options.quick else 1, options.backends
+    found: dict[str, report.Rows] = {"stores": []}
+    for name in options.only:
+        of_part = folder / name
+        of_part.mkdir()
+        if name == "costs":
+            rows = stores.compare(of_part, options.sequences or [64], 3 * options.seconds, options.blocks, backends)
+            found["stores"] = report.medians(rows, ("model", "sequences", "durability"))
+        elif name == "claims":
+            found["stores_claims"] = list(stored_sequences.claims(of_part, backends, 2_000 // part))
+        elif name == "restart":
+            found["stores_restart"] = list(stored_sequences.restart(of_part, backends, 10_000 // part))
+        else:
+            many = stored_sequences.many(of_part, backends, 100_000 // part, 10 * options.seconds)
+            found["stores_many"] = list(many)
+    return found
 
 
 def _bound(folder: Path, effort: step.Effort, options: argparse.Namespace):

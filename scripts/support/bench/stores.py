@@ -16,7 +16,6 @@ import psutil
 
 from support.bench import service
 from support.bench.models import MODELS, BenchModel
-from support.bench.step import BACKENDS
 from support.server import TritonServer
 from support.valkey import Valkey
 
@@ -32,7 +31,7 @@ CASES = (
 )
 
 
-def compare(folder: Path, sequences: list[int], seconds: float, blocks: int) -> Iterator[dict]:
+def compare(folder: Path, sequences: list[int], seconds: float, blocks: int, backends: Path) -> Iterator[dict]:
     """A row for each model, number of sequences, case and block. The cases take turns."""
     # A socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="bench-") as short:
@@ -42,7 +41,7 @@ def compare(folder: Path, sequences: list[int], seconds: float, blocks: int) -> 
             for of in COMPARED:
                 for case, durability, kind in CASES:
                     _write(folder / "repository", MODELS[of], case, durability, locations.get(kind))
-            with TritonServer(folder / "repository", backends=BACKENDS, log_path=folder / "server.log") as server:
+            with TritonServer(folder / "repository", backends=backends, log_path=folder / "server.log") as server:
                 for of in COMPARED:
                     for count in sequences:
                         for _ in range(blocks):
