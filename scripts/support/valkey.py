@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.paths import BUILD
@@ -74,14 +76,27 @@ class Valkey:
 
     def ask(self, *words: str | bytes):
         """Sends a command and gives its answer: bytes, a number, None, or a list of these."""
+        with self.connect() as send:
+            return send([words])[0]
+
+    @contextmanager
+    def connect(self) -> Iterator[Callable[[list[tuple[str | bytes, ...]]], list]]:
+        """A connection: sends commands together, and gives their answers."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
             connection.connect(str(self.folder / "s"))
-            raw = [word.encode() if isinstance(word, str) else word for word in words]
-            packed = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in raw)
-            connection.sendall(b"*%d\r\n%s" % (len(raw), packed))
-            with connection.makefile("rb") as answer:
-                return _read(answer)
+            with connection.makefile("rb") as answers:
+
+                def send(commands: list[tuple[str | bytes, ...]]) -> list:
+                    connection.sendall(b"".join(map(_pack, commands)))
+                    return [_read(answers) for _ in commands]
+
+                yield send
+
+
+def _pack(words: tuple[str | bytes, ...]) -> bytes:
+    raw = [word.encode() if isinstance(word, str) else word for word in words]
+    return b"*%d\r\n%s" % (len(raw), b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in raw))
 
 
 def _read(answer):

@@ -59,7 +59,7 @@ LEVELS = (
     "open",
 )
 TRANSPORTS = ("process", "stream")
-STORE_PARTS = ("costs", "claims", "restart", "many")
+STORE_PARTS = ("costs", "claims", "restart", "many", "primary")
 RECORDED = ROOT / "docs" / "bench"
 
 
@@ -317,9 +317,11 @@ def _stores(folder: Path, options: argparse.Namespace) -> dict[str, report.Rows]
             found["stores_claims"] = list(stored_sequences.claims(of_part, backends, 2_000 // part))
         elif name == "restart":
             found["stores_restart"] = list(stored_sequences.restart(of_part, backends, 10_000 // part))
-        else:
+        elif name == "many":
             many = stored_sequences.many(of_part, backends, 100_000 // part, 10 * options.seconds)
             found["stores_many"] = list(many)
+        else:
+            found["stores_primary"] = list(stored_sequences.primary(5 * options.seconds))
     return found
 
 

@@ -175,6 +175,15 @@ COLUMNS = {
         "requests_per_s": "requests/s",
         "folder_bytes": "bytes of the folder",
     },
+    "stores_primary": {
+        "file": "append-only file",
+        "durability": "durability",
+        "state_bytes": "state bytes",
+        "store_cpu_us_per_save": "CPU µs/save",
+        "most_per_s": "saves/s of a busy thread",
+        "most_bytes_per_s": "bytes/s of a busy thread",
+        "store_bytes_per_sequence": "memory bytes/sequence",
+    },
     "stores_many": {
         "durability": "durability",
         "sequences": "sequences",
@@ -276,6 +285,7 @@ TITLES = {
     "stores": "Sequences that are kept in a store",
     "stores_claims": "A server takes sequences that another one has saved, over gRPC, 16 clients, Valkey",
     "stores_restart": "A server with a folder starts again; seconds from the start of the process",
+    "stores_primary": "What saves cost a Valkey",
     "stores_many": "Very many sequences on one server, Valkey",
     "faults": "Good clients beside clients whose requests fail",
 }

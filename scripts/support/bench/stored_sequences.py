@@ -1,4 +1,5 @@
 """What a store does for many sequences: servers take them over, a server that starts finds them, and one server has very many.
+And what a Valkey can do at most.
 
 The clients are threads of this process, each with one request at a time. They share the machine with the servers and the store,
 and take about as much of it as the servers do. So the rates are lower bounds, and what counts is their ratios.
@@ -6,6 +7,8 @@ and take about as much of it as the servers do. So the rates are lower bounds, a
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import tempfile
 import threading
@@ -25,8 +28,11 @@ from support.server import TritonServer, resident_bytes
 from support.valkey import Valkey
 
 CLIENTS = 16
+SAVED_BYTES = (1536, 8 << 10, 50 << 10, 2 << 20)
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PATIENCE_S = 120
+#: Of all states in a Valkey together.
+_RECORD_BYTES = 64 << 20
 #: The measured range of a rate has so many seconds before it.
 _WARM_S = 0.5
 
@@ -266,10 +272,65 @@ def many(folder: Path, backends: Path, sequences: int, seconds: float) -> Iterat
                     }
 
 
-def _valkey(stack: ExitStack) -> Valkey:
+def primary(seconds: float) -> Iterator[dict]:
+    """What saves cost a Valkey: with `interval`, sent 64 or 1 MiB together; with `step`, 16 together, after as many questions
+    whose sequences they are. With no file, and with an append-only file that is synced each second.
+
+    The cost is CPU time of the one thread that runs commands. `most_per_s`: how many saves fill that thread.
+    """
+    for appends in ("no", "yes"):
+        for size in SAVED_BYTES:
+            with ExitStack() as stack:
+                valkey = _valkey(stack, "--appendonly", appends, "--appendfsync", "everysec")
+                send = stack.enter_context(valkey.connect())
+                records = [f"{{stateful:model:1:{'0' * 16}:n{number:08}}}" for number in range(_RECORD_BYTES // size)]
+                used, blob = _used_memory(valkey), os.urandom(size)
+                for record in records:
+                    send(_start(record) + _save(record, blob))
+                memory = (_used_memory(valkey) - used) / len(records)
+                for durability, together in (("interval", max(1, min(64, (1 << 20) // size))), ("step", 16)):
+                    batches = [records[at : at + together] for at in range(0, len(records), together)]
+                    saves, cpu, until = 0, _main_thread_cpu_s(valkey.pid), time.monotonic() + seconds
+                    for batch in itertools.cycle(batches):
+                        if durability == "step":
+                            send([("HGET", f"o{record}", "t") for record in batch])
+                        send([command for record in batch for command in _save(record, blob)])
+                        saves += len(batch)
+                        if time.monotonic() > until:
+                            break
+                    cost = (_main_thread_cpu_s(valkey.pid) - cpu) / saves
+                    yield {
+                        "file": "none" if appends == "no" else "everysec",
+                        "durability": durability,
+                        "state_bytes": size,
+                        "store_cpu_us_per_save": 1e6 * cost,
+                        "most_per_s": 1 / cost,
+                        "most_bytes_per_s": size / cost,
+                        "store_bytes_per_sequence": memory,
+                    }
+
+
+# As the crate state-store does it.
+_TOKEN, _TTL_MS = "0" * 32, "3600000"
+
+
+def _start(record: str) -> list[tuple[str | bytes, ...]]:
+    return [("HSET", f"o{record}", "t", _TOKEN, "o", _TOKEN), ("SET", f"b{record}{_TOKEN}", "")]
+
+
+def _save(record: str, blob: bytes) -> list[tuple[str | bytes, ...]]:
+    return [("SET", f"b{record}{_TOKEN}", blob, "XX", "PX", _TTL_MS), ("PEXPIRE", f"o{record}", _TTL_MS)]
+
+
+def _main_thread_cpu_s(pid: int) -> float:
+    [main] = [thread for thread in psutil.Process(pid).threads() if thread.id == pid]
+    return main.user_time + main.system_time
+
+
+def _valkey(stack: ExitStack, *options: str) -> Valkey:
     # A socket's path has at most 107 bytes.
     short = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
-    valkey = Valkey(Path(short) / "store", "--maxmemory-policy", "noeviction")
+    valkey = Valkey(Path(short) / "store", "--maxmemory-policy", "noeviction", *options)
     stack.callback(valkey.kill)
     return valkey
 
