@@ -7,10 +7,11 @@ import socket
 import pytest
 
 from support.bench import ovms, report, service
-from support.bench.__main__ import LEVELS
+from support.bench.__main__ import LEVELS, STORE_PARTS
 from support.bench.models import MODELS
 from support.bench.service import Served
 from support.bench.soak import Sums, grown, open_files
+from support.bench.stored_sequences import Answers
 
 CSV = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,p50 latency,p90 latency,p99 latency
 64,7033.25,12,3456,8719,11000,17878
@@ -20,6 +21,17 @@ CSV = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,p50 
 @pytest.mark.parametrize("level", LEVELS)
 def test_each_level_has_a_table(level):
     assert level in report.TITLES and level in report.COLUMNS
+
+
+@pytest.mark.parametrize("part", STORE_PARTS[1:])
+def test_each_part_of_the_stores_has_a_table(part):
+    assert f"stores_{part}" in report.TITLES and f"stores_{part}" in report.COLUMNS
+
+
+def test_answers_are_counted_from_the_first_request_to_the_last_answer():
+    answers = Answers([(10.0, 10.5), (10.5, 11.0), (10.25, 14.0)])
+    assert answers.seconds == 4.0
+    assert answers.row() == {"requests_per_s": 0.75, "p50_us": 500_000, "p99_us": pytest.approx(3_685_000)}
 
 
 def test_perf_analyzers_report_is_read_by_its_headings():
