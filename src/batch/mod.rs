@@ -150,6 +150,12 @@ impl Row {
         Ok(())
     }
 
+    /// Its request ends no sequence, even if it is an END.
+    pub fn end_nothing(&mut self) {
+        self.state.lease.iter_mut().for_each(|lease| _ = lease.postpone_end());
+        self.asked.iter_mut().for_each(|asked| asked.progress.ends = false);
+    }
+
     /// An empty response to its request.
     pub fn response(&self) -> Result<Response, triton::Error> {
         let response = self.request.response()?;

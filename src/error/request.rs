@@ -73,6 +73,16 @@ impl RequestError {
         }
     }
 
+    /// Whether a client may have sent such a request again, or sends it again after other steps, to whichever server has its
+    /// sequence then.
+    pub const fn is_sent_again(&self) -> bool {
+        match self {
+            Self::Cancelled | Self::Overdue | Self::Admission(AdmissionError::Late(_)) => true,
+            Self::StateApi(error) => error.is_step_conflict(),
+            _ => false,
+        }
+    }
+
     /// Whether a START is refused because every place is taken.
     pub const fn is_without_place(&self) -> bool {
         matches!(self, Self::Admission(AdmissionError::TooMany { .. } | AdmissionError::QueueFull { .. }))

@@ -71,7 +71,7 @@ pub enum StateApiError {
 
 impl StateApiError {
     /// Whether the sequence is not where the request's client believes it to be.
-    pub const fn is_step_conflict(&self) -> bool {
+    pub(super) const fn is_step_conflict(&self) -> bool {
         matches!(self, Self::StepConflict { .. } | Self::LeftConflict { .. })
     }
 

@@ -242,6 +242,10 @@ impl Instance {
         let keep = |mut row: Row| {
             let answer = panic::catch_result(|| check(self, &mut row)).transpose();
             let Some(answer) = answer else { return Some(row) };
+            // An END that is sent again finds its sequence in the store, with the steps before it.
+            if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
+                row.end_nothing();
+            }
             self.answer_row(&mut row, answer, times);
             self.depart(row, answered);
             None

@@ -56,12 +56,7 @@ impl Instance {
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
             asked.progress.runs = false;
         }
-        if let Err(error) = self.check(row, asked, slot) {
-            // The store may have an older state than the client knows of. If it ended there, the steps could not be made again.
-            let keeps = self.model.keeper.is_some() && error.is_step_conflict();
-            row.state.lease.iter_mut().filter(|_| keeps).for_each(|lease| _ = lease.postpone_end());
-            return Err(error.into());
-        }
+        self.check(row, asked, slot)?;
         let mut origin = match (asked.restore.take(), &asked.clone_of) {
             (Some(snapshot), _) => Some(*snapshot),
             (None, Some(id)) => Some(self.read_source(id, asked.progress.clone_lane)?),

@@ -77,6 +77,21 @@ def test_sequences_begin_and_end_between_losses(serve, begin_lossy, proxy, proto
     assert min(proxy.counts[loss] for loss in LOSSES) > rounds // 3
 
 
+def test_a_store_keeps_each_answer(serve, begin_lossy, proxy, tmp_path):
+    """Those to START and END, too."""
+    model = serve(type="fp64", parameters={"state_store": f"file:{tmp_path / 'store'}"})
+    with begin_lossy(model.name) as first:
+        first.step(value(0))
+    proxy.lose_at_random(seed=9)
+    for number in range(20):
+        with begin_lossy(model.name, retry=AGAIN) as sequence:
+            for step in range(1, 5):
+                outputs = sequence.step(value(number), end=step == 4)
+                assert outputs["OUTPUT"].tolist() == value(number * step).tolist()
+                assert outputs.parameters["stateful_steps_made"] == step == sequence.steps
+    assert min(proxy.counts[loss] for loss in LOSSES) > 5
+
+
 def test_without_retry_a_caller_can_send_the_step_again(serve, begin_lossy, proxy):
     model = serve(type="fp64")
     with begin_lossy(model.name) as sequence:

@@ -14,8 +14,8 @@ from harness.conversations import together
 from harness.deployment import eventually
 from harness.models import ledger
 from harness.own import fails_with, fed, total
-from harness.raw import Refused
-from harness.stored import NEVER_MS, Diary, saved_later, stored, word
+from harness.raw import Refused, Stream
+from harness.stored import NEVER_MS, Diary, saved_later, steps, stored, word
 
 
 def served(two, model):
@@ -136,6 +136,26 @@ def test_a_dead_owner_is_not_asked_and_a_frozen_one_not_waited_for(two, connect,
         talk.client = connect(two[1])
         talk.step()
     assert dead.lost == 0
+
+
+@pytest.mark.parametrize("kept", [stored, saved_later])
+def test_an_end_whose_client_has_gone_ends_nothing(two, connect, location_of_valkey, kept):
+    """The client may send it again, to any server."""
+    model = served(two, kept(models.work("late_end"), location_of_valkey, worker_count=1))
+    here, there = (connect(deployment) for deployment in two)
+    assert total(here.ask(model.name, fed(1), {"sequence_id": 1, "sequence_start": True})) == 1
+    # The END comes while another sequence runs.
+    blocks = here.send(model.name, fed(0, 10_000), {"sequence_id": 2, "sequence_start": True, "sequence_end": True})
+    two[0].settles("stateful_live_sequences", model, 2)
+    stream = Stream(two[0])
+    stream.send(model.name, fed(10), {"sequence_id": 1, "sequence_end": True})
+    two[0].settles("stateful_queued_requests", model, 1)
+    stream.leave()
+    blocks.answer()
+    eventually(lambda: two[0].failures(model), lambda failures: failures["cancelled"] == 1)
+    for client in (there, here):
+        assert steps(client.ask(model.name, fed(0), {"sequence_id": 1}))[0] == 2 + (client is here)
+    assert total(there.ask(model.name, fed(10), {"sequence_id": 1, "sequence_end": True})) == 11
 
 
 @pytest.mark.parametrize("kept", [stored, saved_later])

@@ -83,6 +83,8 @@ class Flow:
         self._model: Model | None = None
         self.started = False
         self.ended = False
+        # A server had the sequence, but the START may have been cancelled before it ran.
+        self._may_not_have_begun = False
         #: How far the sequence is, as far as answers or errors have come.
         self.count = Count(0, 0)
         # A step, a START or an END was sent, and neither its answer nor an error of the server has come: it may have run,
@@ -427,9 +429,9 @@ class Flow:
                     raise lost from error
                 if not (request.start and self.started):
                     failed += 1
-                    if not (yield from self._send_unsaved(error, failed)):
+                    if not (self._begins_again(error, failed) or (yield from self._send_unsaved(error, failed))):
                         raise
-                # The sequence has begun, or is where it was: the request follows once more.
+                # The sequence has begun, has to begin, or is where it was: the request follows once more.
             else:
                 self._answered(request, was_open, outputs.parameters)
                 return outputs
@@ -442,6 +444,7 @@ class Flow:
             self.started = True
             # A request that says its step follows without START. The server answers it, or refuses it for its step.
             is_lost = request.counts and (request.end or "sequence_step" not in request.parameters)
+            self._may_not_have_begun = not is_lost
             return self._answer_lost(request, ended=request.end) if is_lost else None
         if isinstance(error, StepConflict) and may_have_run and _has_run(request, error):
             return self._answer_lost(request, ended=False)
@@ -449,9 +452,16 @@ class Flow:
             return self._answer_lost(request, ended=True)
         return None
 
+    def _begins_again(self, error: StatefulError, failed: int) -> bool:
+        """Whether START has to be sent again, because it was cancelled before it ran."""
+        if not (self._may_not_have_begun and isinstance(error, SequenceMissing)):
+            return False
+        self._may_not_have_begun = self.started = False
+        return self.retry is not None and failed < self.retry.attempts
+
     def _answered(self, request: Request, was_open: bool, parameters: Mapping[str, Parameter]) -> None:
         self._is_open = was_open and not request.counts
-        self.started = True
+        self.started, self._may_not_have_begun = True, False
         self.ended = request.end
         before = self.count
         self._note(request, parameters)
