@@ -17,7 +17,7 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
     let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
     let saves_later = of.durability != Durability::Step;
     let server = saves_later.then(Token::random).transpose().map_err(unusable)?;
-    let settings = Settings { ttl: of.ttl, timeout: TIMEOUT, server };
+    let settings = Settings { ttl: of.ttl, timeout: TIMEOUT, server, replicas: of.replicas };
     let store = state_store::open(&of.location, settings).map_err(unusable)?;
     // A server with another version of the model, or with other states, has other records.
     let space = format!("stateful:{}:{version}:{:08x}", config.model, states_hash(binding));

@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn settings(ttl: Duration) -> Settings {
-        Settings { ttl, timeout: Duration::from_secs(1), server: None }
+        Settings { ttl, timeout: Duration::from_secs(1), server: None, replicas: 0 }
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! |---|---|---|
 //! | [`keeper`] | the protocol: what a server does with sequences that it owns or wants | record |
 //! | [`file`] | a store in a folder of this machine | record |
-//! | [`redis`] | a store in Valkey or Redis | location, record |
+//! | [`redis`] | a store in Valkey or Redis | connector, location, record |
+//! | [`connector`] | connections to Valkey or Redis, with TLS or through sentinels | location, record |
 //! | [`location`] | where a store is, as an operator writes it | record |
 //! | [`record`] | records, the operations on them, and the interface of a store | |
 //!
@@ -23,6 +24,7 @@
 //!
 //! Not for: what a blob means, threads, or when to save.
 
+mod connector;
 mod file;
 mod keeper;
 mod location;
@@ -39,6 +41,6 @@ pub use record::{Op, Record, Reply, Settings, Store, StoreError, Token};
 pub fn open(location: &Location, settings: Settings) -> Result<Arc<dyn Store>, StoreError> {
     Ok(match location {
         Location::File(folder) => Arc::new(file::FileStore::open(folder, settings)?),
-        Location::Redis(location) => Arc::new(redis::RedisStore::new(location.clone(), settings)),
+        Location::Redis(location) => Arc::new(redis::RedisStore::new(location.as_ref().clone(), settings)),
     })
 }

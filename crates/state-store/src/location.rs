@@ -12,7 +12,7 @@ pub enum Location {
     /// A folder of this machine.
     File(PathBuf),
     /// Valkey or Redis.
-    Redis(RedisLocation),
+    Redis(Box<RedisLocation>),
 }
 
 /// Valkey or Redis.
@@ -20,15 +20,44 @@ pub enum Location {
 pub struct RedisLocation {
     address: Address,
     database: i64,
-    user: Option<String>,
-    password: Option<Secret>,
+    tls: Option<Tls>,
+    login: Login,
+    /// For the sentinels, which have users and passwords of their own.
+    sentinel_login: Login,
 }
 
 /// Where Valkey or Redis listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    Network(String, u16),
+    Network(Host),
     Socket(PathBuf),
+    /// Where the sentinels at these hosts say that the primary with this name is.
+    Sentinels(Vec<Host>, String),
+}
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    pub name: String,
+    pub port: u16,
+}
+
+/// The files of TLS in PEM format. They are read for each connection, so that they can be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates of the authorities that may have signed the store's; without it, the system's.
+    pub authorities: Option<PathBuf>,
+    /// This server's certificate.
+    pub certificate: Option<PathBuf>,
+    /// The private key of this server's certificate.
+    pub key: Option<PathBuf>,
+}
+
+/// A user and a password.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    user: Option<String>,
+    password: Option<Secret>,
 }
 
 /// Where a password is. It is read for each connection, so that it can be changed.
@@ -43,61 +72,59 @@ enum Secret {
 #[error("{0}")]
 pub struct BadLocation(String);
 
-const FORMS: &str = "'file:FOLDER', 'redis://HOST:PORT/DATABASE' or 'unix:SOCKET' is expected";
-const DEFAULT_PORT: u16 = 6379;
+const FORMS: &str = "'file:FOLDER', 'redis://HOST:PORT/DATABASE', 'rediss://HOST:PORT/DATABASE' (TLS), \
+                     'redis+sentinel://HOST:PORT,HOST:PORT/NAME' or 'unix:SOCKET' is expected";
+const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
 impl Location {
     /// Reads a location.
     pub fn new(text: &str) -> Result<Self, BadLocation> {
         let bad = |why: &str| Err(BadLocation(why.to_owned()));
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
+        let redis = |location: Result<RedisLocation, _>| location.map(|location| Self::Redis(Box::new(location)));
         match scheme {
             "file" if rest.is_empty() => bad("'file:' needs a folder: write 'file:/var/lib/sequences'"),
             "file" if rest.starts_with("//") => bad("a folder is written without '//': 'file:/FOLDER'"),
             "file" => Ok(Self::File(rest.into())),
-            "redis" => RedisLocation::of_network(rest).map(Self::Redis),
-            "unix" => RedisLocation::of_socket(rest).map(Self::Redis),
-            "rediss" => bad(
-                "TLS is not supported yet: use 'redis://' on a network that others cannot read, or through a local TLS \
-                 proxy such as stunnel or Envoy",
-            ),
-            "redis+sentinel" | "redis+cluster" => bad(
-                "Sentinel and Cluster are not supported yet: name the primary, or the service in front of it, as 'redis://'",
+            "redis" => redis(RedisLocation::of_network(rest, None)),
+            "rediss" => redis(RedisLocation::of_network(rest, Some(Tls::default()))),
+            "redis+sentinel" => redis(RedisLocation::of_sentinels(rest, None)),
+            "rediss+sentinel" => redis(RedisLocation::of_sentinels(rest, Some(Tls::default()))),
+            "unix" => redis(RedisLocation::of_socket(rest)),
+            "redis+cluster" | "rediss+cluster" => bad(
+                "Cluster is not supported: use one primary with replicas ('redis+sentinel://'), or several, each for some of \
+                 the models",
             ),
             _ => bad(FORMS),
         }
+    }
+
+    /// Whether replicas of the store can acknowledge a write.
+    pub const fn has_replicas(&self) -> bool {
+        matches!(self, Self::Redis(_))
     }
 }
 
 impl RedisLocation {
     /// Reads `//[USER@]HOST[:PORT][/DATABASE][?OPTIONS]`.
-    fn of_network(rest: &str) -> Result<Self, BadLocation> {
-        let bad = |why: &str| BadLocation(why.to_owned());
-        let rest = rest.strip_prefix("//").ok_or_else(|| bad(FORMS))?;
-        let (place, options) = split_options(rest);
-        let (user, place) = match place.rsplit_once('@') {
-            Some((user, _)) if user.contains(':') => return Err(has_password()),
-            Some((user, place)) => (Some(user.to_owned()).filter(|user| !user.is_empty()), place),
-            None => (None, place),
-        };
-        let (place, database) = match place.split_once('/') {
-            Some((place, database)) => (place, read_database(database)?),
-            None => (place, 0),
-        };
-        let (host, port) = match place.rsplit_once(':') {
-            // An IPv6 address in brackets has colons of its own.
-            Some((host, port)) if !port.ends_with(']') => {
-                let port = port.parse().map_err(|_| bad("the port is a number from 1 to 65535"))?;
-                (host, port)
-            }
-            _ => (place, DEFAULT_PORT),
-        };
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        if host.is_empty() {
-            return Err(bad("the host is missing: write 'redis://HOST:PORT'"));
+    fn of_network(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
+        let (user, hosts, path, options) = split(rest)?;
+        let host = Host::new(hosts, PORT)?;
+        let database = read_database(path)?;
+        Self { database, ..Self::at(Address::Network(host), tls, user) }.with_options(options)
+    }
+
+    /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]]/NAME[?OPTIONS]`.
+    fn of_sentinels(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
+        let (user, hosts, name, options) = split(rest)?;
+        let hosts = hosts.split(',').map(|host| Host::new(host, SENTINEL_PORT)).collect::<Result<_, BadLocation>>()?;
+        if name.is_empty() || name.contains('/') {
+            let why = "the sentinels need the name of the primary, and a database is an option: write \
+                       'redis+sentinel://HOST:PORT,HOST:PORT/NAME?db=DATABASE'";
+            return Err(BadLocation(why.to_owned()));
         }
-        let address = Address::Network(host.to_owned(), port);
-        Self { address, database, user, password: None }.with_options(options)
+        Self::at(Address::Sentinels(hosts, name.to_owned()), tls, user).with_options(options)
     }
 
     /// Reads `SOCKET[?OPTIONS]`.
@@ -106,29 +133,66 @@ impl RedisLocation {
         if path.is_empty() {
             return Err(BadLocation("'unix:' needs the path of a socket".to_owned()));
         }
-        Self { address: Address::Socket(path.into()), database: 0, user: None, password: None }.with_options(options)
+        Self::at(Address::Socket(path.into()), None, None).with_options(options)
+    }
+
+    fn at(address: Address, tls: Option<Tls>, user: Option<&str>) -> Self {
+        let login = Login { user: user.map(str::to_owned), password: None };
+        Self { address, database: 0, tls, login, sentinel_login: Login::default() }
     }
 
     fn with_options(mut self, options: &str) -> Result<Self, BadLocation> {
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            match name {
+            let has_sentinels = matches!(self.address, Address::Sentinels(..));
+            match (name, &mut self.tls) {
                 _ if value.is_empty() => return Err(BadLocation(format!("the option '{name}' needs a value"))),
-                "user" => self.user = Some(value.to_owned()),
-                "db" => self.database = read_database(value)?,
-                "password_file" => self.password = Some(Secret::File(value.into())),
-                "password_env" => self.password = Some(Secret::Environment(value.to_owned())),
-                "password" => return Err(has_password()),
-                _ => {
-                    let known = "user, db, password_file and password_env";
-                    return Err(BadLocation(format!("the option '{name}' is not known: {known} are")));
+                ("user", _) => self.login.user = Some(value.to_owned()),
+                ("db", _) => self.database = read_database(value)?,
+                ("password_file", _) => self.login.password = Some(Secret::File(value.into())),
+                ("password_env", _) => self.login.password = Some(Secret::Environment(value.to_owned())),
+                ("sentinel_user", _) if has_sentinels => self.sentinel_login.user = Some(value.to_owned()),
+                ("sentinel_password_file", _) if has_sentinels => {
+                    self.sentinel_login.password = Some(Secret::File(value.into()));
                 }
+                ("sentinel_password_env", _) if has_sentinels => {
+                    self.sentinel_login.password = Some(Secret::Environment(value.to_owned()));
+                }
+                ("ca", Some(tls)) => tls.authorities = Some(value.into()),
+                ("cert", Some(tls)) => tls.certificate = Some(value.into()),
+                ("key", Some(tls)) => tls.key = Some(value.into()),
+                ("ca" | "cert" | "key", None) => {
+                    return Err(BadLocation(format!(
+                        "the option '{name}' is for TLS: write 'rediss' instead of 'redis'"
+                    )));
+                }
+                ("password" | "sentinel_password", _) => return Err(has_password()),
+                _ => return Err(self.not_known(name)),
             }
         }
-        if self.user.is_some() && self.password.is_none() {
-            return Err(BadLocation("a user needs 'password_file=FILE' or 'password_env=NAME'".to_owned()));
+        if let Some(tls) = &self.tls
+            && tls.certificate.is_some() != tls.key.is_some()
+        {
+            return Err(BadLocation("a certificate of this server needs both 'cert=FILE' and 'key=FILE'".to_owned()));
+        }
+        for (login, of) in [(&self.login, ""), (&self.sentinel_login, "sentinel_")] {
+            if login.user.is_some() && login.password.is_none() {
+                let why = format!("a user needs '{of}password_file=FILE' or '{of}password_env=NAME'");
+                return Err(BadLocation(why));
+            }
         }
         Ok(self)
+    }
+
+    fn not_known(&self, option: &str) -> BadLocation {
+        let mut known = "user, db, password_file, password_env".to_owned();
+        if self.tls.is_some() {
+            known += ", ca, cert, key";
+        }
+        if let Address::Sentinels(..) = self.address {
+            known += ", sentinel_user, sentinel_password_file, sentinel_password_env";
+        }
+        BadLocation(format!("the option '{option}' is not known, but these are: {known}"))
     }
 
     pub(crate) const fn address(&self) -> &Address {
@@ -139,6 +203,43 @@ impl RedisLocation {
         self.database
     }
 
+    pub(crate) const fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
+    pub(crate) const fn login(&self) -> &Login {
+        &self.login
+    }
+
+    pub(crate) const fn sentinel_login(&self) -> &Login {
+        &self.sentinel_login
+    }
+}
+
+impl Host {
+    /// Reads `HOST[:PORT]`.
+    fn new(text: &str, default_port: u16) -> Result<Self, BadLocation> {
+        let bad = |why: &str| BadLocation(why.to_owned());
+        let (name, port) = match text.rsplit_once(':') {
+            // An IPv6 address in brackets has colons of its own.
+            Some((host, port)) if !port.ends_with(']') => {
+                let port = port.parse().map_err(|_| bad("the port is a number from 1 to 65535"))?;
+                (host, port)
+            }
+            _ => (text, default_port),
+        };
+        let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        if name.is_empty() {
+            return Err(bad("the host is missing: write 'redis://HOST:PORT'"));
+        }
+        if name.contains(',') {
+            return Err(bad("several hosts are sentinels: write 'redis+sentinel://HOST:PORT,HOST:PORT/NAME'"));
+        }
+        Ok(Self { name: name.to_owned(), port })
+    }
+}
+
+impl Login {
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
@@ -159,6 +260,19 @@ impl RedisLocation {
             }
         }
     }
+}
+
+/// The parts of `//[USER@]HOSTS[/PATH][?OPTIONS]`.
+fn split(rest: &str) -> Result<(Option<&str>, &str, &str, &str), BadLocation> {
+    let rest = rest.strip_prefix("//").ok_or_else(|| BadLocation(FORMS.to_owned()))?;
+    let (place, options) = split_options(rest);
+    let (user, place) = match place.rsplit_once('@') {
+        Some((user, _)) if user.contains(':') => return Err(has_password()),
+        Some((user, place)) => (Some(user).filter(|user| !user.is_empty()), place),
+        None => (None, place),
+    };
+    let (hosts, path) = place.split_once('/').unwrap_or((place, ""));
+    Ok((user, hosts, path, options))
 }
 
 fn split_options(text: &str) -> (&str, &str) {
@@ -183,11 +297,18 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(folder) => write!(f, "file:{}", folder.display()),
-            Self::Redis(RedisLocation { address, database, .. }) => match address {
-                Address::Network(host, port) if host.contains(':') => write!(f, "redis://[{host}]:{port}/{database}"),
-                Address::Network(host, port) => write!(f, "redis://{host}:{port}/{database}"),
-                Address::Socket(path) => write!(f, "unix:{}?db={database}", path.display()),
-            },
+            Self::Redis(location) => {
+                let RedisLocation { address, database, tls, .. } = location.as_ref();
+                let scheme = if tls.is_some() { "rediss" } else { "redis" };
+                match address {
+                    Address::Network(host) => write!(f, "{scheme}://{host}/{database}"),
+                    Address::Socket(path) => write!(f, "unix:{}?db={database}", path.display()),
+                    Address::Sentinels(hosts, name) => {
+                        let hosts: Vec<_> = hosts.iter().map(Host::to_string).collect();
+                        write!(f, "{scheme}+sentinel://{}/{name}?db={database}", hosts.join(","))
+                    }
+                }
+            }
         }
     }
 }
@@ -195,6 +316,13 @@ impl fmt::Display for Location {
 impl fmt::Debug for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Location({self})")
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, port } = self;
+        if name.contains(':') { write!(f, "[{name}]:{port}") } else { write!(f, "{name}:{port}") }
     }
 }
 
@@ -216,6 +344,9 @@ mod tests {
             ("redis://[::1]:7000", "redis://[::1]:7000/0"),
             ("redis://[::1]", "redis://[::1]:6379/0"),
             ("redis://alice@store?password_env=SECRET", "redis://store:6379/0"),
+            ("rediss://store?ca=/ca.pem&cert=/c.pem&key=/k.pem", "rediss://store:6379/0"),
+            ("redis+sentinel://a,b:7000,[::1]/main?db=2", "redis+sentinel://a:26379,b:7000,[::1]:26379/main?db=2"),
+            ("rediss+sentinel://a/main?ca=/ca.pem&sentinel_password_env=S", "rediss+sentinel://a:26379/main?db=0"),
             ("unix:/run/valkey.sock?db=2", "unix:/run/valkey.sock?db=2"),
         ];
         for (location, shown) in cases {
@@ -238,9 +369,16 @@ mod tests {
             ("redis://x/-1", "database"),
             ("redis://x?tls=1", "'tls' is not known"),
             ("redis://alice@x", "password_file"),
-            ("rediss://x", "TLS is not supported"),
-            ("redis+sentinel://x", "Sentinel"),
-            ("redis+cluster://x", "Cluster"),
+            ("redis://x,y", "several hosts are sentinels"),
+            ("redis://x?ca=/ca.pem", "write 'rediss'"),
+            ("redis://x?sentinel_user=y", "'sentinel_user' is not known"),
+            ("rediss://x?tls=1", "ca, cert, key"),
+            ("rediss://x?cert=/c.pem", "'key=FILE'"),
+            ("redis+sentinel://x", "name of the primary"),
+            ("redis+sentinel://x/main/2", "a database is an option"),
+            ("redis+sentinel://x,/main", "host is missing"),
+            ("redis+sentinel://x/main?sentinel_user=y", "sentinel_password_file"),
+            ("redis+cluster://x", "Cluster is not supported"),
             ("unix:", "path of a socket"),
         ];
         for (location, wanted) in cases {
@@ -250,8 +388,15 @@ mod tests {
 
     #[test]
     fn a_password_in_a_location_is_refused_and_not_repeated() {
-        for location in ["redis://alice:hush@x", "redis://:hush@x", "redis://x?password=hush", "unix:/x?password=hush"]
-        {
+        for location in [
+            "redis://alice:hush@x",
+            "redis://:hush@x",
+            "redis://x?password=hush",
+            "unix:/x?password=hush",
+            "rediss://alice:hush@x",
+            "redis+sentinel://alice:hush@x/main",
+            "redis+sentinel://x/main?sentinel_password=hush",
+        ] {
             let error = Location::new(location).unwrap_err();
             assert!(error.to_string().contains("password_file"), "{error}");
             assert!(!format!("{error} {error:?}").contains("hush"));
@@ -265,10 +410,10 @@ mod tests {
         let location = Location::new(&format!("redis://alice@x?password_file={}", file.path().display())).unwrap();
         assert!(!format!("{location} {location:?}").contains("hush"));
         let Location::Redis(of_file) = location else { unreachable!("it is not a folder") };
-        assert_eq!(of_file.password().unwrap().as_deref(), Some("hush"));
+        assert_eq!(of_file.login().password().unwrap().as_deref(), Some("hush"));
         let Location::Redis(missing) = Location::new("redis://x?password_env=NO_SUCH_VARIABLE").unwrap() else {
             unreachable!("it is not a folder")
         };
-        assert!(missing.password().unwrap_err().to_string().contains("NO_SUCH_VARIABLE"));
+        assert!(missing.login().password().unwrap_err().to_string().contains("NO_SUCH_VARIABLE"));
     }
 }

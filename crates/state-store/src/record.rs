@@ -209,6 +209,8 @@ pub struct Settings {
     /// The name under which other servers ask this one for sequences ([`Op::Resume`]). `None` if the records of its sequences
     /// always have the newest states.
     pub server: Option<Token>,
+    /// How many replicas of a store on the network have to take a write before it counts as done.
+    pub replicas: u32,
 }
 
 /// Why a store did not do something.

@@ -8,13 +8,10 @@
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    Client, Cmd, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
-    RedisError, ServerErrorKind, Value, cmd,
-};
+use redis::{Cmd, Connection, RedisError, Value, cmd};
 
-use crate::location::{Address, RedisLocation};
+use crate::connector::{Connector, is_of_replica};
+use crate::location::RedisLocation;
 use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
 
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
@@ -93,7 +90,7 @@ return 'done'";
 
 /// A store in Valkey or Redis.
 pub struct RedisStore {
-    location: RedisLocation,
+    connector: Connector,
     settings: Settings,
     links: [Mutex<Link>; LINKS],
 }
@@ -109,42 +106,19 @@ impl RedisStore {
     pub fn new(location: RedisLocation, settings: Settings) -> Self {
         let why = || StoreError::Unreachable("not tried yet".to_owned());
         let links = [(); LINKS].map(|()| Mutex::new(Link::Closed { why: why(), retry: Instant::now() }));
-        Self { location, settings, links }
-    }
-
-    fn connect(&self) -> Result<Connection, StoreError> {
-        let mut of_redis = RedisConnectionInfo::default()
-            .set_db(self.location.database())
-            .set_protocol(ProtocolVersion::RESP2)
-            .set_skip_set_lib_name();
-        if let Some(user) = self.location.user() {
-            of_redis = of_redis.set_username(user);
-        }
-        if let Some(password) = self.location.password()? {
-            of_redis = of_redis.set_password(password);
-        }
-        let address = match self.location.address() {
-            Address::Network(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
-            Address::Socket(path) => ConnectionAddr::Unix(path.clone()),
-        };
-        let info = address.into_connection_info().map_err(failed)?.set_redis_settings(of_redis);
-        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        let client = Client::open(info).map_err(failed)?;
-        let connection = client.get_connection_with_timeout(self.settings.timeout).map_err(failed)?;
-        connection.set_read_timeout(Some(self.settings.timeout)).map_err(failed)?;
-        connection.set_write_timeout(Some(self.settings.timeout)).map_err(failed)?;
-        Ok(connection)
+        Self { connector: Connector::new(location, settings.timeout), settings, links }
     }
 
     /// Sends commands together, and returns their replies. After an error the connection is not used again, because late
     /// replies would be taken for those of other commands. If the store has closed it since it was used last, sends them once
     /// more: each operation can be repeated.
     fn send(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let failed = |error: RedisError| self.connector.failed(&error);
         let free = self.links.iter().find_map(Mutex::try_lock);
         let mut link = free.unwrap_or_else(|| self.links[0].lock());
         if let Link::Open(connection) = &mut *link {
             match exchange(connection, commands) {
-                Ok(replies) => return read_all(replies),
+                Ok(replies) => return self.read_all(&mut link, replies),
                 Err(error) => {
                     let was_closed = error.is_connection_dropped();
                     let why = failed(error);
@@ -161,17 +135,24 @@ impl RedisStore {
             return Err(why.clone());
         }
         let closed = |why: &StoreError, pause| Link::Closed { why: why.clone(), retry: Instant::now() + pause };
-        let mut connection = self.connect().inspect_err(|why| *link = closed(why, RETRY_AFTER))?;
+        let mut connection = self.connector.connect().inspect_err(|why| *link = closed(why, RETRY_AFTER))?;
         let replies = exchange(&mut connection, commands).map_err(failed);
         let replies = replies.inspect_err(|why| *link = closed(why, Duration::ZERO))?;
         *link = Link::Open(connection);
-        drop(link);
-        read_all(replies)
+        self.read_all(&mut link, replies)
     }
-}
 
-fn read_all(replies: Vec<Value>) -> Result<Vec<Value>, StoreError> {
-    replies.into_iter().map(|reply| reply.extract_error().map_err(failed)).collect()
+    /// The replies, if none is an error. The next connection to a store that has become a replica goes to the new primary.
+    fn read_all(&self, link: &mut Link, replies: Vec<Value>) -> Result<Vec<Value>, StoreError> {
+        let replies: Result<_, RedisError> = replies.into_iter().map(Value::extract_error).collect();
+        replies.map_err(|error| {
+            let why = self.connector.failed(&error);
+            if is_of_replica(&error) {
+                *link = Link::Closed { why: why.clone(), retry: Instant::now() };
+            }
+            why
+        })
+    }
 }
 
 /// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
@@ -215,7 +196,17 @@ impl Store for RedisStore {
                 }
             }
         }
-        let mut values = self.send(&commands)?.into_iter();
+        let waits = self.settings.replicas > 0 && operations.iter().any(|(_, op)| !matches!(op, Op::Check { .. }));
+        if waits {
+            let mut wait = cmd("WAIT");
+            wait.arg(self.settings.replicas).arg((self.settings.timeout / 2).as_millis().to_string());
+            commands.push(wait);
+        }
+        let mut values = self.send(&commands)?;
+        if waits {
+            self.check_replicas(values.pop())?;
+        }
+        let mut values = values.into_iter();
         let mut replies = Vec::new();
         for (_, operation) in operations {
             let value = values.next().ok_or_else(unexpected)?;
@@ -234,7 +225,8 @@ impl Store for RedisStore {
 
     fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         let Some(server) = self.settings.server else { return Ok(()) };
-        let mut connection = self.connect()?;
+        let failed = |error: RedisError| self.connector.failed(&error);
+        let mut connection = self.connector.connect()?;
         let mut subscription = connection.as_pubsub();
         let channel = format!("stateful:{server}");
         loop {
@@ -263,6 +255,18 @@ fn key_of_owner(owner: &[u8]) -> Option<&[u8]> {
 }
 
 impl RedisStore {
+    /// Refuses writes that too few replicas have. The primary has them, so they may be found later.
+    fn check_replicas(&self, took: Option<Value>) -> Result<(), StoreError> {
+        let wanted = self.settings.replicas;
+        match took {
+            Some(Value::Int(took)) if took >= i64::from(wanted) => Ok(()),
+            Some(Value::Int(took)) => {
+                Err(StoreError::Refuses(format!("{took} replicas took the write, and {wanted} are asked for")))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
     /// A save and a check find only that something is not as they expect. Asks the records why.
     fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
         let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
@@ -345,23 +349,4 @@ fn check_size<'a>(blob: &&'a [u8]) -> Result<&'a [u8], StoreError> {
 
 fn unexpected() -> StoreError {
     StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
-}
-
-/// The errors of redis never have a command's arguments, so no blob and no password.
-fn failed(error: RedisError) -> StoreError {
-    let text = error.to_string();
-    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => StoreError::Denied(text),
-        ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
-        _ if has(&["NOAUTH", "WRONGPASS", "NOPERM", "ACL failure"]) => StoreError::Denied(text),
-        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown) => {
-            StoreError::Refuses(text)
-        }
-        _ if has(&["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"]) => StoreError::Refuses(text),
-        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::ClusterDown) => {
-            StoreError::Refuses(format!("it is a node of a cluster, which is not supported: {text}"))
-        }
-        _ => StoreError::Unreachable(text),
-    }
 }

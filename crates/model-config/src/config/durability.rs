@@ -10,10 +10,11 @@ use super::parameters::Parameters;
 use super::scheduling::YEAR;
 
 /// The parameters, in the order in which an error names them.
-const PARAMETERS: [&str; 6] = [
+const PARAMETERS: [&str; 7] = [
     "state_store",
     "durability",
     "save_interval_ms",
+    "replicas",
     "max_kept_answer_bytes",
     "require_state_store",
     "state_store_ttl_ms",
@@ -55,6 +56,8 @@ pub struct StateStore {
     pub location: Location,
     /// `durability`.
     pub durability: Durability,
+    /// How many replicas of the store have a step before it is answered (`replicas`).
+    pub replicas: u32,
     /// A sequence that was not saved for this long is forgotten.
     pub ttl: Duration,
     /// The most bytes of an answer that is kept for a client that sends its request again (`max_kept_answer_bytes`). Only with
@@ -66,8 +69,11 @@ pub struct StateStore {
 
 impl fmt::Display for StateStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { location, durability, ttl, .. } = self;
+        let Self { location, durability, replicas, ttl, .. } = self;
         match durability {
+            Durability::Step if *replicas > 0 => {
+                write!(f, "each step is saved in {location} and {replicas} of its replicas before its answer")?;
+            }
             Durability::Step => write!(f, "each step is saved in {location} before its answer")?,
             Durability::Interval(interval) => write!(f, "steps are saved in {location} within {interval:?}")?,
             Durability::Drain => write!(f, "sequences are saved in {location} when they leave the server")?,
@@ -133,7 +139,17 @@ impl StateStore {
             Some(Level::Step | Level::None) | None => Durability::Step,
         };
         let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
-        Ok(Some(Self { location, durability, ttl, kept_answer_bytes, is_required }))
+        let replicas = parameters.number("replicas", 0u32.., "a number, 0 or more,")?.unwrap_or_default();
+        if replicas > 0 {
+            let bad = |why| Err(bad("replicas", replicas, why));
+            if durability != Durability::Step {
+                return bad("it has an effect only with 'durability: step', which waits for the store");
+            }
+            if !location.has_replicas() {
+                return bad("a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out");
+            }
+        }
+        Ok(Some(Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }))
     }
 
     /// Refuses the parameters for a model that core schedules.
@@ -198,6 +214,14 @@ mod tests {
     }
 
     #[test]
+    fn replicas_of_a_store_can_be_asked_for() {
+        let read = |given: &[(&str, &str)]| read(given, Some("redis://x")).unwrap().unwrap();
+        assert!(read(&[("replicas", "2")]).contains("2 of its replicas"));
+        assert!(!read(&[("replicas", "0")]).contains("replicas"));
+        assert!(read(&[("replicas", "0"), ("durability", "drain")]).contains("leave the server"));
+    }
+
+    #[test]
     fn contradictions_are_refused_by_name() {
         let cases = [
             (vec![("durability", "step")], "no store"),
@@ -212,6 +236,12 @@ mod tests {
             (vec![("state_store", "file:/a"), ("park_ms", "5")], "'park_ms'"),
             (vec![("state_store", "file:/a"), ("id_reuse", "ovms")], "'id_reuse'"),
             (vec![("state_store", "file:/a"), ("state_store_ttl_ms", "0")], "1 or more"),
+            (vec![("state_store", "file:/a"), ("replicas", "1")], "no replicas"),
+            (
+                vec![("state_store", "redis://x"), ("replicas", "1"), ("durability", "interval")],
+                "only with 'durability",
+            ),
+            (vec![("state_store", "redis://x"), ("replicas", "-1")], "0 or more"),
         ];
         for (given, wanted) in cases {
             let error = read(&given, None).unwrap_err();

@@ -11,7 +11,7 @@ use super::error::{ConfigError, bad};
 use super::raw::Parameter;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 77] = [
+const KNOWN: [&str; 78] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -66,6 +66,7 @@ const KNOWN: [&str; 77] = [
     "queue_timeout_ms",
     "repeat",
     "repeat_until",
+    "replicas",
     "require_state_store",
     "resident_batches",
     "save_interval_ms",

@@ -33,8 +33,8 @@ fn claim_until_taken(keeper: &Keeper, id: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_sequence_that_has_begun_and_was_not_saved_is_not_taken() {
-    let (_valkey, _folder, locations) = stores();
-    for location in locations {
+    let stores = Stores::new();
+    for location in stores.locations() {
         let old = server(&location);
         // What an older sequence of the id had is gone.
         start(&old, b"n7", b"older");
@@ -48,8 +48,14 @@ fn a_sequence_that_has_begun_and_was_not_saved_is_not_taken() {
 
 #[test]
 fn a_living_owner_is_asked_and_releases_its_newest_state() {
-    let valkey = Valkey::start(&[]);
-    let (owner, other) = (Arc::new(server(&valkey.location(""))), server(&valkey.location("")));
+    let stores = Stores::new();
+    let [_, socket, tls] = stores.locations();
+    asked_and_released(&socket);
+    asked_and_released(&tls);
+}
+
+fn asked_and_released(location: &str) {
+    let (owner, other) = (Arc::new(server(location)), server(location));
     let hold = begin(&owner, b"n7");
     assert!(matches!(save(&owner, &hold, b"saved"), Saved::Done(_)));
     let (hears, stop) = (owner.clone(), Arc::new(AtomicBool::new(false)));
@@ -103,8 +109,8 @@ fn an_owner_that_is_gone_or_late_is_not_waited_for() {
 
 #[test]
 fn a_sequence_that_began_without_the_store_never_replaces_another_one() {
-    let (_valkey, _folder, locations) = stores();
-    for location in locations {
+    let stores = Stores::new();
+    for location in stores.locations() {
         let keeper = server(&location);
         let new = || keeper.hold(b"n7").unwrap();
         // There is a record that it can't know.

@@ -4,6 +4,10 @@
 
 mod asking;
 mod kill;
+mod replicas;
+mod sentinel;
+mod terminator;
+mod tls;
 mod valkey;
 
 use std::cell::Cell;
@@ -15,9 +19,11 @@ use rustix::process::Signal;
 use state_store::{
     Change, Claimed, Hold, Keeper, Location, Op, Record, Reply, Saved, Settings, Store, StoreError, Token,
 };
+use terminator::Terminator;
 use valkey::Valkey;
 
-const SETTINGS: Settings = Settings { ttl: Duration::from_secs(60), timeout: Duration::from_millis(300), server: None };
+const SETTINGS: Settings =
+    Settings { ttl: Duration::from_secs(60), timeout: Duration::from_millis(300), server: None, replicas: 0 };
 
 fn open(location: &str) -> Arc<dyn Store> {
     state_store::open(&Location::new(location).unwrap(), SETTINGS).unwrap()
@@ -27,11 +33,26 @@ fn keeper(location: &str) -> Keeper {
     Keeper::new(open(location), "model/1", SETTINGS)
 }
 
-/// A keeper for each kind of store. The guards hold the stores.
-fn stores() -> (Valkey, tempfile::TempDir, [String; 2]) {
-    let (valkey, folder) = (Valkey::start(&[]), tempfile::tempdir().unwrap());
-    let locations = [format!("file:{}", folder.path().display()), valkey.location("")];
-    (valkey, folder, locations)
+/// A store of each kind.
+struct Stores {
+    valkey: Valkey,
+    /// In front of the same Valkey.
+    terminator: Terminator,
+    folder: tempfile::TempDir,
+}
+
+impl Stores {
+    fn new() -> Self {
+        let valkey = Valkey::start(&[]);
+        let terminator = Terminator::start(valkey.socket(), |authority| authority.server());
+        Self { valkey, terminator, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn locations(&self) -> [String; 3] {
+        // The sequences of the tests have the same ids in each.
+        let tls = self.terminator.location("rediss", "/1");
+        [format!("file:{}", self.folder.path().display()), self.valkey.location(""), tls]
+    }
 }
 
 /// An operation with bytes of its own.
@@ -127,8 +148,8 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
 
 #[test]
 fn every_store_does_what_records_promise() {
-    let (_valkey, _folder, locations) = stores();
-    let stores = locations.map(|location| open(&location));
+    let stores = Stores::new();
+    let opened = stores.locations().map(|location| open(&location));
     let run = Cell::new(0_u32);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
     let checked = runner.run(&steps(), |steps| {
@@ -136,7 +157,7 @@ fn every_store_does_what_records_promise() {
         let keys = [0, 1].map(|number| format!("{}/{number}", run.get()));
         let mut records = [None, None];
         let wanted: Vec<_> = steps.iter().map(|(of, step)| apply(&mut records[usize::from(*of)], step)).collect();
-        for store in &stores {
+        for store in &opened {
             // One call for all: the operations of a call see those before them. Valkey explains what it refused after the
             // whole call, so it gets them one by one.
             let replies = if store.is_shared() {
@@ -180,8 +201,8 @@ fn taken(keeper: &Keeper, id: &[u8]) -> (Hold, Vec<u8>) {
 
 #[test]
 fn a_sequence_goes_on_where_it_was_saved_and_its_old_owner_saves_nothing() {
-    let (_valkey, _folder, locations) = stores();
-    for location in locations {
+    let stores = Stores::new();
+    for location in stores.locations() {
         let (old, new) = (keeper(&location), keeper(&location));
         let hold = start(&old, b"n7", b"one");
         assert!(matches!(save(&old, &hold, b"two"), Saved::Done(_)));
@@ -195,8 +216,8 @@ fn a_sequence_goes_on_where_it_was_saved_and_its_old_owner_saves_nothing() {
 
 #[test]
 fn an_ended_sequence_does_not_come_back() {
-    let (_valkey, _folder, locations) = stores();
-    for location in locations {
+    let stores = Stores::new();
+    for location in stores.locations() {
         let (old, new) = (keeper(&location), keeper(&location));
         let hold = start(&old, b"n7", b"one");
         let (of_new, _) = taken(&new, b"n7");
@@ -233,8 +254,8 @@ fn the_answer_to_an_end_is_kept_until_the_id_is_used_again() {
 
 #[test]
 fn a_record_that_the_store_has_lost_comes_back_from_its_owner() {
-    let (valkey, _folder, [_, location]) = stores();
-    let (owner, other) = (keeper(&location), keeper(&location));
+    let valkey = Valkey::start(&[]);
+    let (owner, other) = (keeper(&valkey.location("")), keeper(&valkey.location("")));
     let hold = start(&owner, b"n7", b"one");
     valkey.command(&["FLUSHALL"]);
     assert!(matches!(claim(&other, b"n7"), Claimed::Absent));

@@ -1,0 +1,227 @@
+//! Connections to Valkey or Redis: with TLS, and to the primary that sentinels name.
+//!
+//! Passwords and certificates are read, and the sentinels asked, for each connection. So a change of any of them needs no
+//! restart. Not for: what is sent afterwards, and when a connection is given up.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::{
+    Client, ClientTlsConfig, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError, ServerErrorKind, TlsCertificates, Value, cmd,
+};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::location::{Address, Host, Login, RedisLocation, Tls};
+use crate::record::StoreError;
+
+/// Connects to a store.
+pub struct Connector {
+    location: RedisLocation,
+    /// The longest time to wait for an answer.
+    timeout: Duration,
+    /// The sentinel that is asked first.
+    sentinel: AtomicUsize,
+}
+
+impl Connector {
+    pub fn new(location: RedisLocation, timeout: Duration) -> Self {
+        if location.tls().is_some() {
+            static INSTALLED: Once = Once::new();
+            // An error only says that there is one.
+            INSTALLED.call_once(|| _ = rustls::crypto::ring::default_provider().install_default());
+        }
+        Self { location, timeout, sentinel: AtomicUsize::new(0) }
+    }
+
+    /// Connects to the store, for at most twice the time that an answer may take.
+    pub fn connect(&self) -> Result<Connection, StoreError> {
+        match self.location.address() {
+            Address::Network(host) => self.connect_to(host),
+            Address::Socket(path) => {
+                self.open(ConnectionAddr::Unix(path.clone()), self.location.login(), self.database(), self.timeout)
+            }
+            Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name),
+        }
+    }
+
+    /// Why a command failed. The errors of redis never have a command's arguments, so no blob and no password.
+    pub fn failed(&self, error: &RedisError) -> StoreError {
+        let text = error.to_string();
+        if let Some(tls) = self.location.tls()
+            && is_of_tls(error)
+        {
+            let file = |path: &Option<_>| path.as_deref().map(|path: &Path| path.display().to_string());
+            let authorities = file(&tls.authorities).unwrap_or_else(|| "the certificates of this system".to_owned());
+            let own = file(&tls.certificate).unwrap_or_else(|| "none".to_owned());
+            let files = format!("its certificate is checked with {authorities}; certificate of this server: {own}");
+            return StoreError::Denied(format!("TLS: {text} ({files})"));
+        }
+        let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => StoreError::Denied(text),
+            ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
+            _ if has(&["NOAUTH", "WRONGPASS", "NOPERM", "ACL failure"]) => StoreError::Denied(text),
+            ErrorKind::Server(
+                ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown,
+            ) => StoreError::Refuses(text),
+            _ if has(&["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"]) => StoreError::Refuses(text),
+            ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::ClusterDown) => {
+                StoreError::Refuses(format!("it is a node of a cluster, which is not supported: {text}"))
+            }
+            _ if error.is_timeout() => StoreError::Unreachable("it did not answer in time".to_owned()),
+            _ => StoreError::Unreachable(text),
+        }
+    }
+
+    /// Asks the sentinels for the primary. A sentinel that doesn't answer, or is wrong, is asked last the next time.
+    fn connect_to_primary(&self, sentinels: &[Host], name: &str) -> Result<Connection, StoreError> {
+        let timeout = self.timeout / u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
+        let first = self.sentinel.load(Ordering::Relaxed);
+        let mut why = StoreError::Unreachable("there are no sentinels".to_owned());
+        for at in (first..).take(sentinels.len()).map(|at| at % sentinels.len()) {
+            match self.ask_for_primary(&sentinels[at], name, timeout) {
+                Ok(primary) => {
+                    let connection = self.connect_to(&primary).and_then(|connection| self.check_role(connection));
+                    self.sentinel.store(if connection.is_ok() { at } else { at + 1 }, Ordering::Relaxed);
+                    let of = |text| format!("primary {primary}, as sentinel {} says: {text}", sentinels[at]);
+                    return connection.map_err(|error| named(error, of));
+                }
+                // A wrong password or name tells more than a sentinel that is down.
+                Err(_) if matches!(why, StoreError::Denied(_)) => {}
+                Err(error) => why = named(error, |text| format!("sentinel {}: {text}", sentinels[at])),
+            }
+        }
+        Err(why)
+    }
+
+    fn ask_for_primary(&self, sentinel: &Host, name: &str, timeout: Duration) -> Result<Host, StoreError> {
+        let mut connection = self.open(self.network(sentinel), self.location.sentinel_login(), 0, timeout)?;
+        let mut ask = cmd("SENTINEL");
+        ask.arg("get-master-addr-by-name").arg(name);
+        let address: Option<(String, u16)> = ask.query(&mut connection).map_err(|error| self.failed(&error))?;
+        let (name, port) =
+            address.ok_or_else(|| StoreError::Denied(format!("it knows no primary with the name '{name}'")))?;
+        Ok(Host { name, port })
+    }
+
+    /// During a fail-over, a sentinel can still name the old primary, or already name one that is still a replica.
+    fn check_role(&self, mut connection: Connection) -> Result<Connection, StoreError> {
+        match cmd("ROLE").query(&mut connection).map_err(|error| self.failed(&error))? {
+            Value::Array(role) if matches!(role.first(), Some(Value::BulkString(role)) if role == b"master") => {
+                Ok(connection)
+            }
+            _ => Err(StoreError::Refuses("it is not a primary, or not yet".to_owned())),
+        }
+    }
+
+    fn connect_to(&self, host: &Host) -> Result<Connection, StoreError> {
+        self.open(self.network(host), self.location.login(), self.database(), self.timeout)
+    }
+
+    fn network(&self, host: &Host) -> ConnectionAddr {
+        let Host { name, port } = host.clone();
+        match self.location.tls() {
+            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
+            None => ConnectionAddr::Tcp(name, port),
+        }
+    }
+
+    fn open(
+        &self,
+        address: ConnectionAddr,
+        login: &Login,
+        database: i64,
+        timeout: Duration,
+    ) -> Result<Connection, StoreError> {
+        let failed = |error: RedisError| self.failed(&error);
+        let mut of_redis = RedisConnectionInfo::default()
+            .set_db(database)
+            .set_protocol(ProtocolVersion::RESP2)
+            .set_skip_set_lib_name();
+        if let Some(user) = login.user() {
+            of_redis = of_redis.set_username(user);
+        }
+        if let Some(password) = login.password()? {
+            of_redis = of_redis.set_password(password);
+        }
+        let info = address.into_connection_info().map_err(failed)?.set_redis_settings(of_redis);
+        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let client = match self.location.tls() {
+            Some(tls) => Client::build_with_tls(info, certificates(tls)?).map_err(failed)?,
+            None => Client::open(info).map_err(failed)?,
+        };
+        let connection = client.get_connection_with_timeout(timeout).map_err(failed)?;
+        connection.set_read_timeout(Some(timeout)).map_err(failed)?;
+        connection.set_write_timeout(Some(timeout)).map_err(failed)?;
+        Ok(connection)
+    }
+
+    const fn database(&self) -> i64 {
+        self.location.database()
+    }
+}
+
+/// Whether a connection must be given up, because the store is a replica since a fail-over.
+pub fn is_of_replica(error: &RedisError) -> bool {
+    // In a script, the error may be inside of another one.
+    let text = error.to_string();
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))
+        || text.contains("READONLY")
+        || text.contains("MASTERDOWN")
+}
+
+/// Whether one of both doesn't accept the other's certificate, or they have no way to encrypt in common.
+fn is_of_tls(error: &RedisError) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let is_of_rustls = |cause: &Arc<dyn Error + Send + Sync>| {
+        let of_io = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        cause.is::<rustls::Error>() || of_io.is_some_and(<dyn Error + Send + Sync>::is::<rustls::Error>)
+    };
+    cause.is_some_and(is_of_rustls)
+        // A certificate that doesn't belong to its key.
+        || error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains("TLS")
+}
+
+/// Reads the files of TLS.
+fn certificates(tls: &Tls) -> Result<TlsCertificates, StoreError> {
+    let denied = |path: &Path, why: String| StoreError::Denied(format!("TLS: {}: {why}", path.display()));
+    let read = |path: &Path| fs::read(path).map_err(|error| denied(path, error.to_string()));
+    let certificates = |path: &Path| {
+        let bytes = read(path)?;
+        let found = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, pem::Error>>();
+        match found.map_err(|error| denied(path, error.to_string()))?.as_slice() {
+            [] => Err(denied(path, "it has no certificate in PEM format".to_owned())),
+            _ => Ok(bytes),
+        }
+    };
+    let key = |path: &Path| {
+        let bytes = read(path)?;
+        let is_key = PrivateKeyDer::from_pem_slice(&bytes).is_ok();
+        if is_key { Ok(bytes) } else { Err(denied(path, "it has no private key in PEM format".to_owned())) }
+    };
+    let client_tls = match (&tls.certificate, &tls.key) {
+        (Some(of_certificate), Some(of_key)) => {
+            Some(ClientTlsConfig { client_cert: certificates(of_certificate)?, client_key: key(of_key)? })
+        }
+        _ => None,
+    };
+    Ok(TlsCertificates { client_tls, root_cert: tls.authorities.as_deref().map(certificates).transpose()? })
+}
+
+/// The error, with the host that it is of.
+fn named(error: StoreError, name: impl FnOnce(String) -> String) -> StoreError {
+    match error {
+        StoreError::Unreachable(why) => StoreError::Unreachable(name(why)),
+        StoreError::Refuses(why) => StoreError::Refuses(name(why)),
+        StoreError::Denied(why) => StoreError::Denied(name(why)),
+        other => other,
+    }
+}
