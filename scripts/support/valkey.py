@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from support.paths import BUILD
@@ -76,22 +76,31 @@ class Valkey:
 
     def ask(self, *words: str | bytes):
         """Sends a command and gives its answer: bytes, a number, None, or a list of these."""
-        with self.connect() as send:
-            return send([words])[0]
+        return ask_at(self.folder / "s", *words)
 
-    @contextmanager
-    def connect(self) -> Iterator[Callable[[list[tuple[str | bytes, ...]]], list]]:
+    def connect(self) -> AbstractContextManager[Callable[[list[tuple[str | bytes, ...]]], list]]:
         """A connection: sends commands together, and gives their answers."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
-            connection.connect(str(self.folder / "s"))
-            with connection.makefile("rb") as answers:
+        return _connect(self.folder / "s")
 
-                def send(commands: list[tuple[str | bytes, ...]]) -> list:
-                    connection.sendall(b"".join(map(_pack, commands)))
-                    return [_read(answers) for _ in commands]
 
-                yield send
+def ask_at(path: Path, *words: str | bytes):
+    """The same as `Valkey.ask`, for what listens on this socket."""
+    with _connect(path) as send:
+        return send([words])[0]
+
+
+@contextmanager
+def _connect(path: Path) -> Iterator[Callable[[list[tuple[str | bytes, ...]]], list]]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(path))
+        with connection.makefile("rb") as answers:
+
+            def send(commands: list[tuple[str | bytes, ...]]) -> list:
+                connection.sendall(b"".join(map(_pack, commands)))
+                return [_read(answers) for _ in commands]
+
+            yield send
 
 
 def _pack(words: tuple[str | bytes, ...]) -> bytes:

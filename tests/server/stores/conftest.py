@@ -6,7 +6,9 @@ import contextlib
 
 import pytest
 
+from harness.networks import Authority, Sentinel, Terminator
 from harness.raw import Unary
+from support.server import HOST, free_ports
 from support.valkey import Valkey
 
 
@@ -18,6 +20,41 @@ def valkey(tmp_path):
         def start(*options: str) -> Valkey:
             made = Valkey(tmp_path / "v", "--appendonly", "yes", "--appendfsync", "always", *options)
             started.callback(made.kill)
+            return made
+
+        yield start
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Starts Valkeys that also listen on a port: this one, which is first a replica of that."""
+    with contextlib.ExitStack() as started:
+        ports: dict[Valkey, int] = {}
+
+        def start(primary: Valkey | None = None) -> Valkey:
+            (port,) = free_ports(HOST, 1)
+            of = ["--replicaof", HOST, str(ports[primary])] if primary else []
+            made = Valkey(tmp_path / f"v{len(ports)}", "--port", str(port), "--repl-diskless-sync-delay", "0", *of)
+            started.callback(made.kill)
+            ports[made] = port
+            return made
+
+        def watch(primary: Valkey) -> Sentinel:
+            made = Sentinel(tmp_path / "sentinel", ports[primary])
+            started.callback(made.close)
+            return made
+
+        yield start, watch
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Puts TLS in front of a Valkey."""
+    with contextlib.ExitStack() as started:
+
+        def start(store: Valkey) -> Terminator:
+            made = Terminator(store, Authority(tmp_path / "authority"))
+            started.callback(made.close)
             return made
 
         yield start
