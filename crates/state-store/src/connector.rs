@@ -1,4 +1,4 @@
-//! Connections to Valkey or Redis: with TLS, and to the primary that sentinels name.
+//! Connections to Valkey or Redis: with TLS, to the primary that sentinels name, and to the servers of a cluster.
 //!
 //! Passwords and certificates are read, and the sentinels asked, for each connection. So a change of any of them needs no
 //! restart. Not for: what is sent afterwards, and when a connection is given up.
@@ -14,7 +14,7 @@ use std::time::Duration;
 use redis::io::tcp::TcpSettings;
 use redis::{
     Client, ClientTlsConfig, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError, ServerErrorKind, TlsCertificates, Value, cmd,
+    RedisConnectionInfo, RedisError, ServerError, ServerErrorKind, TlsCertificates, Value, cmd,
 };
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -22,13 +22,16 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::location::{Address, Host, Login, RedisLocation, Tls};
 use crate::record::StoreError;
 
+/// How many of several servers are asked, before that counts as an error.
+const MOST_ASKED: usize = 3;
+
 /// Connects to a store.
 pub struct Connector {
     location: RedisLocation,
     /// The longest time to wait for an answer.
     timeout: Duration,
-    /// The sentinel that is asked first.
-    sentinel: AtomicUsize,
+    /// Which of several servers is asked first.
+    first: AtomicUsize,
 }
 
 impl Connector {
@@ -38,7 +41,7 @@ impl Connector {
             // An error only says that there is one.
             INSTALLED.call_once(|| _ = rustls::crypto::ring::default_provider().install_default());
         }
-        Self { location, timeout, sentinel: AtomicUsize::new(0) }
+        Self { location, timeout, first: AtomicUsize::new(0) }
     }
 
     /// Connects to the store, for at most twice the time that an answer may take.
@@ -49,7 +52,20 @@ impl Connector {
                 self.open(ConnectionAddr::Unix(path.clone()), self.location.login(), self.database(), self.timeout)
             }
             Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name),
+            // Any server of it.
+            Address::Cluster(hosts) => {
+                let hosts: Vec<_> = hosts.iter().collect();
+                self.first_of(&hosts, "server", self.location.login(), |connection, _| Ok(connection)).map(|(_, of)| of)
+            }
         }
+    }
+
+    pub const fn login(&self) -> &Login {
+        self.location.login()
+    }
+
+    pub const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Why a command failed. The errors of redis never have a command's arguments, so no blob and no password.
@@ -70,46 +86,77 @@ impl Connector {
             ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
             _ if has(&["NOAUTH", "WRONGPASS", "NOPERM", "ACL failure"]) => StoreError::Denied(text),
             ErrorKind::Server(
-                ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown,
+                ServerErrorKind::ReadOnly
+                | ServerErrorKind::BusyLoading
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::TryAgain,
             ) => StoreError::Refuses(text),
             _ if has(&["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"]) => StoreError::Refuses(text),
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::ClusterDown) => {
-                StoreError::Refuses(format!("it is a node of a cluster, which is not supported: {text}"))
+                let hint =
+                    if self.cluster().is_some() { "" } else { "it is a server of a cluster, write 'redis+cluster': " };
+                StoreError::Refuses(format!("{hint}{text}"))
             }
             _ if error.is_timeout() => StoreError::Unreachable("it did not answer in time".to_owned()),
             _ => StoreError::Unreachable(text),
         }
     }
 
-    /// Asks the sentinels for the primary. A sentinel that doesn't answer, or is wrong, is asked last the next time.
-    fn connect_to_primary(&self, sentinels: &[Host], name: &str) -> Result<Connection, StoreError> {
-        let timeout = self.timeout / u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
-        let first = self.sentinel.load(Ordering::Relaxed);
-        let mut why = StoreError::Unreachable("there are no sentinels".to_owned());
-        for at in (first..).take(sentinels.len()).map(|at| at % sentinels.len()) {
-            match self.ask_for_primary(&sentinels[at], name, timeout) {
-                Ok(primary) => {
-                    let connection = self.connect_to(&primary).and_then(|connection| self.check_role(connection));
-                    self.sentinel.store(if connection.is_ok() { at } else { at + 1 }, Ordering::Relaxed);
-                    let of = |text| format!("primary {primary}, as sentinel {} says: {text}", sentinels[at]);
-                    return connection.map_err(|error| named(error, of));
+    /// The servers that the location names, if they are of a cluster.
+    pub fn cluster(&self) -> Option<&[Host]> {
+        if let Address::Cluster(hosts) = self.location.address() { Some(hosts) } else { None }
+    }
+
+    /// Connects to this server of a cluster, or to this primary.
+    pub fn connect_to(&self, host: &Host) -> Result<Connection, StoreError> {
+        self.open(self.network(host), self.location.login(), self.database(), self.timeout)
+    }
+
+    /// Asks some of these servers one after the other, until one has answered, within the time of one answer. Also returns the
+    /// number of the server. The next time, it is asked first, or the next ones if none has answered.
+    pub fn first_of<T>(
+        &self,
+        hosts: &[&Host],
+        kind: &str,
+        login: &Login,
+        ask: impl Fn(Connection, &Host) -> Result<T, StoreError>,
+    ) -> Result<(usize, T), StoreError> {
+        let first = self.first.load(Ordering::Relaxed);
+        let timeout = self.timeout / (hosts.len().clamp(1, MOST_ASKED) as u32);
+        let mut why = StoreError::Unreachable(format!("no {kind} is known"));
+        for at in (first..).take(hosts.len().min(MOST_ASKED)).map(|at| at % hosts.len()) {
+            let connection = self.open(self.network(hosts[at]), login, 0, timeout);
+            match connection.and_then(|connection| ask(connection, hosts[at])) {
+                Ok(answer) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return Ok((at, answer));
                 }
-                // A wrong password or name tells more than a sentinel that is down.
+                // A wrong password or name tells more than a server that is down.
                 Err(_) if matches!(why, StoreError::Denied(_)) => {}
-                Err(error) => why = named(error, |text| format!("sentinel {}: {text}", sentinels[at])),
+                Err(error) => why = named(error, |text| format!("{kind} {}: {text}", hosts[at])),
             }
+            self.first.store(at + 1, Ordering::Relaxed);
         }
         Err(why)
     }
 
-    fn ask_for_primary(&self, sentinel: &Host, name: &str, timeout: Duration) -> Result<Host, StoreError> {
-        let mut connection = self.open(self.network(sentinel), self.location.sentinel_login(), 0, timeout)?;
-        let mut ask = cmd("SENTINEL");
-        ask.arg("get-master-addr-by-name").arg(name);
-        let address: Option<(String, u16)> = ask.query(&mut connection).map_err(|error| self.failed(&error))?;
-        let (name, port) =
-            address.ok_or_else(|| StoreError::Denied(format!("it knows no primary with the name '{name}'")))?;
-        Ok(Host { name, port })
+    /// Asks the sentinels for the primary. A sentinel that is wrong is asked last the next time.
+    fn connect_to_primary(&self, sentinels: &[Host], name: &str) -> Result<Connection, StoreError> {
+        let ask = |mut connection: Connection, _: &Host| {
+            let mut ask = cmd("SENTINEL");
+            ask.arg("get-master-addr-by-name").arg(name);
+            let address: Option<(String, u16)> = ask.query(&mut connection).map_err(|error| self.failed(&error))?;
+            let (name, port) =
+                address.ok_or_else(|| StoreError::Denied(format!("it knows no primary with the name '{name}'")))?;
+            Ok(Host { name, port })
+        };
+        let hosts: Vec<_> = sentinels.iter().collect();
+        let (at, primary) = self.first_of(&hosts, "sentinel", self.location.sentinel_login(), ask)?;
+        let connection = self.connect_to(&primary).and_then(|connection| self.check_role(connection));
+        connection.map_err(|error| {
+            self.first.store(at + 1, Ordering::Relaxed);
+            named(error, |text| format!("primary {primary}, as sentinel {} says: {text}", sentinels[at]))
+        })
     }
 
     /// During a fail-over, a sentinel can still name the old primary, or already name one that is still a replica.
@@ -120,10 +167,6 @@ impl Connector {
             }
             _ => Err(StoreError::Refuses("it is not a primary, or not yet".to_owned())),
         }
-    }
-
-    fn connect_to(&self, host: &Host) -> Result<Connection, StoreError> {
-        self.open(self.network(host), self.location.login(), self.database(), self.timeout)
     }
 
     fn network(&self, host: &Host) -> ConnectionAddr {
@@ -170,12 +213,9 @@ impl Connector {
 }
 
 /// Whether a connection must be given up, because the store is a replica since a fail-over.
-pub fn is_of_replica(error: &RedisError) -> bool {
+pub fn is_of_replica(error: &ServerError) -> bool {
     // In a script, the error may be inside of another one.
-    let text = error.to_string();
-    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))
-        || text.contains("READONLY")
-        || text.contains("MASTERDOWN")
+    matches!(error.code(), "READONLY" | "MASTERDOWN") || error.details().is_some_and(|text| text.contains("READONLY"))
 }
 
 /// Whether one of both doesn't accept the other's certificate, or they have no way to encrypt in common.

@@ -11,7 +11,9 @@
 //! |---|---|---|
 //! | [`keeper`] | the protocol: what a server does with sequences that it owns or wants | record |
 //! | [`file`] | a store in a folder of this machine | record |
-//! | [`redis`] | a store in Valkey or Redis | connector, location, record |
+//! | [`redis`] | a store in Valkey or Redis: what operations are there | cluster, server, connector, location, record |
+//! | [`cluster`] | which server of a cluster has a record | server, connector, location, record |
+//! | [`server`] | one server, and the connections to it | connector, location, record |
 //! | [`connector`] | connections to Valkey or Redis, with TLS or through sentinels | location, record |
 //! | [`location`] | where a store is, as an operator writes it | record |
 //! | [`record`] | records, the operations on them, and the interface of a store | |
@@ -24,12 +26,14 @@
 //!
 //! Not for: what a blob means, threads, or when to save.
 
+mod cluster;
 mod connector;
 mod file;
 mod keeper;
 mod location;
 mod record;
 mod redis;
+mod server;
 
 use std::sync::Arc;
 

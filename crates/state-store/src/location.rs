@@ -33,10 +33,12 @@ pub enum Address {
     Socket(PathBuf),
     /// Where the sentinels at these hosts say that the primary with this name is.
     Sentinels(Vec<Host>, String),
+    /// Servers of a cluster, which know the others.
+    Cluster(Vec<Host>),
 }
 
 /// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Host {
     pub name: String,
     pub port: u16,
@@ -73,7 +75,8 @@ enum Secret {
 pub struct BadLocation(String);
 
 const FORMS: &str = "'file:FOLDER', 'redis://HOST:PORT/DATABASE', 'rediss://HOST:PORT/DATABASE' (TLS), \
-                     'redis+sentinel://HOST:PORT,HOST:PORT/NAME' or 'unix:SOCKET' is expected";
+                     'redis+sentinel://HOST:PORT,HOST:PORT/NAME', 'redis+cluster://HOST:PORT,HOST:PORT' or 'unix:SOCKET' \
+                     is expected";
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
@@ -92,10 +95,8 @@ impl Location {
             "redis+sentinel" => redis(RedisLocation::of_sentinels(rest, None)),
             "rediss+sentinel" => redis(RedisLocation::of_sentinels(rest, Some(Tls::default()))),
             "unix" => redis(RedisLocation::of_socket(rest)),
-            "redis+cluster" | "rediss+cluster" => bad(
-                "Cluster is not supported: use one primary with replicas ('redis+sentinel://'), or several, each for some of \
-                 the models",
-            ),
+            "redis+cluster" => redis(RedisLocation::of_cluster(rest, None)),
+            "rediss+cluster" => redis(RedisLocation::of_cluster(rest, Some(Tls::default()))),
             _ => bad(FORMS),
         }
     }
@@ -118,13 +119,23 @@ impl RedisLocation {
     /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]]/NAME[?OPTIONS]`.
     fn of_sentinels(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
         let (user, hosts, name, options) = split(rest)?;
-        let hosts = hosts.split(',').map(|host| Host::new(host, SENTINEL_PORT)).collect::<Result<_, BadLocation>>()?;
+        let hosts = Host::several(hosts, SENTINEL_PORT)?;
         if name.is_empty() || name.contains('/') {
             let why = "the sentinels need the name of the primary, and a database is an option: write \
                        'redis+sentinel://HOST:PORT,HOST:PORT/NAME?db=DATABASE'";
             return Err(BadLocation(why.to_owned()));
         }
         Self::at(Address::Sentinels(hosts, name.to_owned()), tls, user).with_options(options)
+    }
+
+    /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]][?OPTIONS]`.
+    fn of_cluster(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
+        let (user, hosts, path, options) = split(rest)?;
+        let location = Self::at(Address::Cluster(Host::several(hosts, PORT)?), tls, user).with_options(options)?;
+        if !path.is_empty() || location.database != 0 {
+            return Err(BadLocation("a cluster has database 0 only: leave the database out".to_owned()));
+        }
+        Ok(location)
     }
 
     /// Reads `SOCKET[?OPTIONS]`.
@@ -217,6 +228,11 @@ impl RedisLocation {
 }
 
 impl Host {
+    /// Reads `HOST[:PORT][,HOST[:PORT]]`.
+    fn several(text: &str, default_port: u16) -> Result<Vec<Self>, BadLocation> {
+        text.split(',').map(|host| Self::new(host, default_port)).collect()
+    }
+
     /// Reads `HOST[:PORT]`.
     fn new(text: &str, default_port: u16) -> Result<Self, BadLocation> {
         let bad = |why: &str| BadLocation(why.to_owned());
@@ -233,7 +249,9 @@ impl Host {
             return Err(bad("the host is missing: write 'redis://HOST:PORT'"));
         }
         if name.contains(',') {
-            return Err(bad("several hosts are sentinels: write 'redis+sentinel://HOST:PORT,HOST:PORT/NAME'"));
+            return Err(bad(
+                "several hosts are sentinels or a cluster: write 'redis+sentinel://' or 'redis+cluster://'",
+            ));
         }
         Ok(Self { name: name.to_owned(), port })
     }
@@ -275,6 +293,10 @@ fn split(rest: &str) -> Result<(Option<&str>, &str, &str, &str), BadLocation> {
     Ok((user, hosts, path, options))
 }
 
+fn joined(hosts: &[Host]) -> String {
+    hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",")
+}
+
 fn split_options(text: &str) -> (&str, &str) {
     text.split_once('?').unwrap_or((text, ""))
 }
@@ -304,9 +326,9 @@ impl fmt::Display for Location {
                     Address::Network(host) => write!(f, "{scheme}://{host}/{database}"),
                     Address::Socket(path) => write!(f, "unix:{}?db={database}", path.display()),
                     Address::Sentinels(hosts, name) => {
-                        let hosts: Vec<_> = hosts.iter().map(Host::to_string).collect();
-                        write!(f, "{scheme}+sentinel://{}/{name}?db={database}", hosts.join(","))
+                        write!(f, "{scheme}+sentinel://{}/{name}?db={database}", joined(hosts))
                     }
+                    Address::Cluster(hosts) => write!(f, "{scheme}+cluster://{}", joined(hosts)),
                 }
             }
         }
@@ -347,6 +369,7 @@ mod tests {
             ("rediss://store?ca=/ca.pem&cert=/c.pem&key=/k.pem", "rediss://store:6379/0"),
             ("redis+sentinel://a,b:7000,[::1]/main?db=2", "redis+sentinel://a:26379,b:7000,[::1]:26379/main?db=2"),
             ("rediss+sentinel://a/main?ca=/ca.pem&sentinel_password_env=S", "rediss+sentinel://a:26379/main?db=0"),
+            ("redis+cluster://a,b:7000", "redis+cluster://a:6379,b:7000"),
             ("unix:/run/valkey.sock?db=2", "unix:/run/valkey.sock?db=2"),
         ];
         for (location, shown) in cases {
@@ -369,7 +392,7 @@ mod tests {
             ("redis://x/-1", "database"),
             ("redis://x?tls=1", "'tls' is not known"),
             ("redis://alice@x", "password_file"),
-            ("redis://x,y", "several hosts are sentinels"),
+            ("redis://x,y", "several hosts are sentinels or a cluster"),
             ("redis://x?ca=/ca.pem", "write 'rediss'"),
             ("redis://x?sentinel_user=y", "'sentinel_user' is not known"),
             ("rediss://x?tls=1", "ca, cert, key"),
@@ -378,7 +401,8 @@ mod tests {
             ("redis+sentinel://x/main/2", "a database is an option"),
             ("redis+sentinel://x,/main", "host is missing"),
             ("redis+sentinel://x/main?sentinel_user=y", "sentinel_password_file"),
-            ("redis+cluster://x", "Cluster is not supported"),
+            ("redis+cluster://x/1", "database 0 only"),
+            ("redis+cluster://x,", "host is missing"),
             ("unix:", "path of a socket"),
         ];
         for (location, wanted) in cases {

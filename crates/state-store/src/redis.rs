@@ -5,26 +5,18 @@
 //! server has taken the sequence. Operations that depend on the record are scripts. They are sent as text, because a store
 //! forgets its scripts when it restarts.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-use redis::{Cmd, Connection, RedisError, Value, cmd};
+use redis::{Cmd, Value, cmd};
 
-use crate::connector::{Connector, is_of_replica};
+use crate::cluster::Cluster;
+use crate::connector::Connector;
 use crate::location::RedisLocation;
 use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
+use crate::server::Server;
 
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;
-/// Time between two attempts to connect, so that a store that is down does not make each request wait.
-const RETRY_AFTER: Duration = Duration::from_millis(100);
-
-/// Connections, so that one operation that waits holds up no others.
-const LINKS: usize = 4;
-/// How long [`Store::listen`] waits for a message.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Waits or messages after which its connection is tested.
-const PAUSES_UNTIL_TEST: u32 = 10;
 
 // KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag.
 // A server whose process has ended no longer hears its channel.
@@ -90,85 +82,49 @@ return 'done'";
 
 /// A store in Valkey or Redis.
 pub struct RedisStore {
-    connector: Connector,
+    servers: Servers,
     settings: Settings,
-    links: [Mutex<Link>; LINKS],
 }
 
-/// A connection, or why there is none.
-enum Link {
-    Open(Connection),
-    Closed { why: StoreError, retry: Instant },
+/// Where records are.
+enum Servers {
+    /// All on one server, or on the one that sentinels name.
+    One(Box<Server>),
+    Cluster(Cluster),
 }
 
 impl RedisStore {
     /// A store that connects when it is used first.
     pub fn new(location: RedisLocation, settings: Settings) -> Self {
-        let why = || StoreError::Unreachable("not tried yet".to_owned());
-        let links = [(); LINKS].map(|()| Mutex::new(Link::Closed { why: why(), retry: Instant::now() }));
-        Self { connector: Connector::new(location, settings.timeout), settings, links }
+        let connector = Arc::new(Connector::new(location, settings.timeout));
+        let servers = match connector.cluster() {
+            Some(_) => Servers::Cluster(Cluster::new(connector, settings.replicas)),
+            None => Servers::One(Box::new(Server::new(connector, None, settings.replicas))),
+        };
+        Self { servers, settings }
     }
 
-    /// Sends commands together, and returns their replies. After an error the connection is not used again, because late
-    /// replies would be taken for those of other commands. If the store has closed it since it was used last, sends them once
-    /// more: each operation can be repeated.
-    fn send(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let failed = |error: RedisError| self.connector.failed(&error);
-        let free = self.links.iter().find_map(Mutex::try_lock);
-        let mut link = free.unwrap_or_else(|| self.links[0].lock());
-        if let Link::Open(connection) = &mut *link {
-            match exchange(connection, commands) {
-                Ok(replies) => return self.read_all(&mut link, replies),
-                Err(error) => {
-                    let was_closed = error.is_connection_dropped();
-                    let why = failed(error);
-                    *link = Link::Closed { why: why.clone(), retry: Instant::now() };
-                    if !was_closed {
-                        return Err(why);
-                    }
-                }
+    /// Sends commands together, each to the server that has its key. If there is one that writes, waits for replicas.
+    fn send(&self, commands: &[(&[u8], Cmd)], has_writes: bool) -> Result<Vec<Value>, StoreError> {
+        let (replies, connector) = match &self.servers {
+            Servers::One(server) => {
+                let commands: Vec<_> = commands.iter().map(|(_, command)| command).collect();
+                (server.send(&commands, has_writes)?.replies()?, server.connector())
             }
-        }
-        if let Link::Closed { why, retry } = &*link
-            && Instant::now() < *retry
-        {
-            return Err(why.clone());
-        }
-        let closed = |why: &StoreError, pause| Link::Closed { why: why.clone(), retry: Instant::now() + pause };
-        let mut connection = self.connector.connect().inspect_err(|why| *link = closed(why, RETRY_AFTER))?;
-        let replies = exchange(&mut connection, commands).map_err(failed);
-        let replies = replies.inspect_err(|why| *link = closed(why, Duration::ZERO))?;
-        *link = Link::Open(connection);
-        self.read_all(&mut link, replies)
+            Servers::Cluster(cluster) => (cluster.send(commands, has_writes)?, cluster.connector()),
+        };
+        let read = |reply: Value| reply.extract_error().map_err(|error| connector.failed(&error));
+        replies.into_iter().map(read).collect()
     }
-
-    /// The replies, if none is an error. The next connection to a store that has become a replica goes to the new primary.
-    fn read_all(&self, link: &mut Link, replies: Vec<Value>) -> Result<Vec<Value>, StoreError> {
-        let replies: Result<_, RedisError> = replies.into_iter().map(Value::extract_error).collect();
-        replies.map_err(|error| {
-            let why = self.connector.failed(&error);
-            if is_of_replica(&error) {
-                *link = Link::Closed { why: why.clone(), retry: Instant::now() };
-            }
-            why
-        })
-    }
-}
-
-/// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
-fn exchange(connection: &mut Connection, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-    let mut packed = Vec::new();
-    commands.iter().for_each(|command| packed.extend(command.get_packed_command()));
-    connection.send_packed_command(&packed)?;
-    commands.iter().map(|_| connection.recv_response()).collect()
 }
 
 impl Store for RedisStore {
     fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
         let ttl = self.settings.ttl.as_millis().to_string();
         let server = self.settings.server.map_or_else(String::new, |server| server.to_string());
-        let mut commands = Vec::new();
+        let mut all = Vec::new();
         for (key, operation) in operations {
+            let mut commands = Vec::new();
             let keys = Keys::new(key);
             let script = |text: &str, token: &Token, blob: &[u8], flag: bool| {
                 let mut command = cmd("EVAL");
@@ -195,18 +151,10 @@ impl Store for RedisStore {
                     commands.push(live);
                 }
             }
+            all.extend(commands.into_iter().map(|command| (*key, command)));
         }
-        let waits = self.settings.replicas > 0 && operations.iter().any(|(_, op)| !matches!(op, Op::Check { .. }));
-        if waits {
-            let mut wait = cmd("WAIT");
-            wait.arg(self.settings.replicas).arg((self.settings.timeout / 2).as_millis().to_string());
-            commands.push(wait);
-        }
-        let mut values = self.send(&commands)?;
-        if waits {
-            self.check_replicas(values.pop())?;
-        }
-        let mut values = values.into_iter();
+        let has_writes = operations.iter().any(|(_, operation)| !matches!(operation, Op::Check { .. }));
+        let mut values = self.send(&all, has_writes)?.into_iter();
         let mut replies = Vec::new();
         for (_, operation) in operations {
             let value = values.next().ok_or_else(unexpected)?;
@@ -225,26 +173,11 @@ impl Store for RedisStore {
 
     fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         let Some(server) = self.settings.server else { return Ok(()) };
-        let failed = |error: RedisError| self.connector.failed(&error);
-        let mut connection = self.connector.connect()?;
-        let mut subscription = connection.as_pubsub();
         let channel = format!("stateful:{server}");
-        loop {
-            // Again and again, because a connection that is broken need not show it otherwise.
-            subscription.set_read_timeout(Some(self.settings.timeout)).map_err(failed)?;
-            subscription.subscribe(&channel).map_err(failed)?;
-            subscription.set_read_timeout(Some(PAUSE)).map_err(failed)?;
-            for _ in 0..PAUSES_UNTIL_TEST {
-                let goes_on = match subscription.get_message() {
-                    Ok(message) => hear(key_of_owner(message.get_payload_bytes())),
-                    // Nothing came in time, or a signal interrupted the wait.
-                    Err(error) if error.is_io_error() && !error.is_connection_dropped() => hear(None),
-                    Err(error) => return Err(failed(error)),
-                };
-                if !goes_on {
-                    return Ok(());
-                }
-            }
+        let hear = &mut |message: Option<&[u8]>| hear(message.and_then(key_of_owner));
+        match &self.servers {
+            Servers::One(server) => server.listen(&channel, hear),
+            Servers::Cluster(cluster) => cluster.listen(&channel, hear),
         }
     }
 }
@@ -255,18 +188,6 @@ fn key_of_owner(owner: &[u8]) -> Option<&[u8]> {
 }
 
 impl RedisStore {
-    /// Refuses writes that too few replicas have. The primary has them, so they may be found later.
-    fn check_replicas(&self, took: Option<Value>) -> Result<(), StoreError> {
-        let wanted = self.settings.replicas;
-        match took {
-            Some(Value::Int(took)) if took >= i64::from(wanted) => Ok(()),
-            Some(Value::Int(took)) => {
-                Err(StoreError::Refuses(format!("{took} replicas took the write, and {wanted} are asked for")))
-            }
-            _ => Err(unexpected()),
-        }
-    }
-
     /// A save and a check find only that something is not as they expect. Asks the records why.
     fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
         let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
@@ -276,8 +197,8 @@ impl RedisStore {
         if unsaved.is_empty() {
             return Ok(());
         }
-        let commands: Vec<_> = unsaved.iter().map(|(_, (key, _))| Keys::new(key).token()).collect();
-        for ((at, (_, operation)), value) in unsaved.into_iter().zip(self.send(&commands)?) {
+        let commands: Vec<_> = unsaved.iter().map(|&(_, &(key, _))| (key, Keys::new(key).token())).collect();
+        for ((at, (_, operation)), value) in unsaved.into_iter().zip(self.send(&commands, false)?) {
             replies[at] = match (value, operation) {
                 (Value::BulkString(token), _) if token.is_empty() => Reply::Ended,
                 (Value::BulkString(of_record), Op::Save { token, .. } | Op::Check { token })

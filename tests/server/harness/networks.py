@@ -1,4 +1,4 @@
-"""What is between a server and a store: TLS, and a sentinel that knows which Valkey is the primary."""
+"""What is between a server and its stores: TLS, sentinels that know which Valkey is the primary, and clusters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pathlib import Path
 from harness.deployment import eventually
 from support.server import HOST, dying_with_parent, free_ports
 from support.valkey import PROGRAM, Valkey, ask_at
+
+#: Of each cluster.
+SLOTS = 16384
 
 
 class Authority:
@@ -127,3 +130,50 @@ class Sentinel:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+class Network:
+    """Valkeys that also listen on ports. They end with the test."""
+
+    def __init__(self, folder: Path, started: contextlib.ExitStack):
+        self._folder, self._started = folder, started
+        self._ports: dict[Valkey, int] = {}
+
+    def start(self, *options: str) -> Valkey:
+        (port,) = free_ports(HOST, 1)
+        folder = self._folder / f"v{len(self._ports)}"
+        made = Valkey(folder, "--port", str(port), "--repl-diskless-sync-delay", "0", *options)
+        self._started.callback(made.kill)
+        self._ports[made] = port
+        return made
+
+    def replica(self, primary: Valkey) -> Valkey:
+        return self.start("--replicaof", HOST, str(self._ports[primary]))
+
+    def watch(self, primary: Valkey) -> Sentinel:
+        made = Sentinel(self._folder / "sentinel", self._ports[primary])
+        self._started.callback(made.close)
+        return made
+
+    def cluster(self, primaries: int) -> list[Valkey]:
+        """Servers that share the slots."""
+        buses = free_ports(HOST, primaries)
+        nodes = [self.start("--cluster-enabled", "yes", "--cluster-port", str(bus)) for bus in buses]
+        bounds = [SLOTS * number // primaries for number in range(primaries + 1)]
+        for number, (node, bus) in enumerate(zip(nodes, buses, strict=True)):
+            node.ask("CLUSTER", "ADDSLOTSRANGE", str(bounds[number]), str(bounds[number + 1] - 1))
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            nodes[0].ask("CLUSTER", "MEET", HOST, str(self._ports[node]), str(bus))
+        wanted = [b"cluster_state:ok", b"cluster_size:%d" % primaries]
+        for node in nodes:
+            eventually(lambda node=node: node.ask("CLUSTER", "INFO"), lambda text: all(word in text for word in wanted))
+        return nodes
+
+    def location_of_cluster(self, nodes: list[Valkey]) -> str:
+        """Names only the first one."""
+        return f"redis+cluster://localhost:{self._ports[nodes[0]]}"
+
+    @staticmethod
+    def has(store: Valkey, text: str) -> bool:
+        """Whether one of its keys has this text."""
+        return any(text.encode() in key for key in store.ask("KEYS", "*"))

@@ -6,9 +6,8 @@ import contextlib
 
 import pytest
 
-from harness.networks import Authority, Sentinel, Terminator
+from harness.networks import Authority, Network, Terminator
 from harness.raw import Unary
-from support.server import HOST, free_ports
 from support.valkey import Valkey
 
 
@@ -27,24 +26,9 @@ def valkey(tmp_path):
 
 @pytest.fixture
 def network(tmp_path):
-    """Starts Valkeys that also listen on a port: this one, which is first a replica of that."""
+    """Starts Valkeys that also listen on ports, and sentinels."""
     with contextlib.ExitStack() as started:
-        ports: dict[Valkey, int] = {}
-
-        def start(primary: Valkey | None = None) -> Valkey:
-            (port,) = free_ports(HOST, 1)
-            of = ["--replicaof", HOST, str(ports[primary])] if primary else []
-            made = Valkey(tmp_path / f"v{len(ports)}", "--port", str(port), "--repl-diskless-sync-delay", "0", *of)
-            started.callback(made.kill)
-            ports[made] = port
-            return made
-
-        def watch(primary: Valkey) -> Sentinel:
-            made = Sentinel(tmp_path / "sentinel", ports[primary])
-            started.callback(made.close)
-            return made
-
-        yield start, watch
+        yield Network(tmp_path, started)
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_a_model_may_require_its_store(deploy, connect, valkey):
         ({"state_store": "rediss://x?ca=/no/ca.pem"}, ("'state_store'", "/no/ca.pem")),
         ({"state_store": "rediss://x?cert=/a"}, ("'state_store'", "'key=FILE'")),
         ({"state_store": "redis+sentinel://x"}, ("'state_store'", "name of the primary")),
-        ({"state_store": "redis+cluster://x"}, ("'state_store'", "Cluster")),
+        ({"state_store": "redis+cluster://x/1"}, ("'state_store'", "database 0 only")),
         ({"state_store": "redis://me:hush@x"}, ("'state_store'", "password_file")),
         ({"state_store": "file:/proc/nowhere"}, ("'state_store'", "/proc/nowhere")),
         ({"state_store": "file:/tmp/x", "durability": "always"}, ("'durability'", "always", "'step'")),

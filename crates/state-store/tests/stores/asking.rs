@@ -50,11 +50,12 @@ fn a_sequence_that_has_begun_and_was_not_saved_is_not_taken() {
 fn a_living_owner_is_asked_and_releases_its_newest_state() {
     let stores = Stores::new();
     let [_, socket, tls] = stores.locations();
-    asked_and_released(&socket);
-    asked_and_released(&tls);
+    asked_and_released(&socket, || {});
+    asked_and_released(&tls, || {});
 }
 
-fn asked_and_released(location: &str) {
+/// `waits` until the owner listens.
+pub fn asked_and_released(location: &str, waits: impl FnOnce()) {
     let (owner, other) = (Arc::new(server(location)), server(location));
     let hold = begin(&owner, b"n7");
     assert!(matches!(save(&owner, &hold, b"saved"), Saved::Done(_)));
@@ -81,6 +82,7 @@ fn asked_and_released(location: &str) {
     while !is_ready.load(Ordering::Acquire) {
         thread::yield_now();
     }
+    waits();
     assert_eq!(claim_until_taken(&other, b"n7"), b"newest");
     // The next one was not released, so another server waits before it starts the id anew.
     let next = other.hold(b"n9").unwrap();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
 mod asking;
+mod cluster;
 mod kill;
 mod replicas;
 mod sentinel;
@@ -149,7 +150,10 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
 #[test]
 fn every_store_does_what_records_promise() {
     let stores = Stores::new();
-    let opened = stores.locations().map(|location| open(&location));
+    does_what_records_promise(&stores.locations().map(|location| open(&location)));
+}
+
+fn does_what_records_promise(stores: &[Arc<dyn Store>]) {
     let run = Cell::new(0_u32);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
     let checked = runner.run(&steps(), |steps| {
@@ -157,7 +161,7 @@ fn every_store_does_what_records_promise() {
         let keys = [0, 1].map(|number| format!("{}/{number}", run.get()));
         let mut records = [None, None];
         let wanted: Vec<_> = steps.iter().map(|(of, step)| apply(&mut records[usize::from(*of)], step)).collect();
-        for store in &opened {
+        for store in stores {
             // One call for all: the operations of a call see those before them. Valkey explains what it refused after the
             // whole call, so it gets them one by one.
             let replies = if store.is_shared() {

@@ -24,7 +24,7 @@ fn a_write_that_no_replica_has_is_refused() {
     assert_eq!(keeper.check(&[&hold]).unwrap(), [true]);
     let (hold, blob) = taken(&keeper, b"n7");
     assert_eq!(blob, b"two");
-    assert!(replica.ask(&["DBSIZE"]) == "2");
+    assert_eq!(replica.ask::<u32>(&["DBSIZE"]), 2);
     replica.signal(Signal::STOP);
     let began = Instant::now();
     refused(keeper.save(&[Change::Step(&hold, b"three")]));
@@ -50,7 +50,7 @@ fn a_connection_to_a_replica_is_given_up() {
     let keeper = keeper(&valkey.location(""));
     let hold = start(&keeper, b"n7", b"one");
     let connections = || {
-        let text = valkey.ask(&["INFO", "stats"]);
+        let text: String = valkey.ask(&["INFO", "stats"]);
         let line = text.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
         line.unwrap().parse::<u64>().unwrap()
     };

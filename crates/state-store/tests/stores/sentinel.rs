@@ -20,18 +20,18 @@ fn sequences_go_on_after_a_fail_over() {
     let keeper = keeper(&location);
     let hold = start(&keeper, b"n7", b"one");
     assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
-    wait_until(|| replica.ask(&["INFO", "keyspace"]).contains("db1:keys=2"));
+    wait_until(|| replica.says("keyspace", "db1:keys=2"));
     primary.signal(Signal::KILL);
     let (hold, blob) = claimed_later(&keeper, b"n7");
     assert!(blob == b"one" || blob == b"two");
     assert!(matches!(save(&keeper, &hold, b"three"), Saved::Done(_)));
     // The old primary comes back as a replica, and takes over without a fault: its clients are moved.
     primary.start_again();
-    wait_until(|| primary.ask(&["INFO", "replication"]).contains("master_link_status:up"));
+    wait_until(|| primary.says("replication", "master_link_status:up"));
     sentinel.knows_a_replica();
-    wait_until(|| replica.ask(&["INFO", "replication"]).contains("state=online"));
+    wait_until(|| replica.says("replication", "state=online"));
     sentinel.query::<()>(&["SENTINEL", "FAILOVER", "main"]);
-    wait_until(|| replica.ask(&["INFO", "replication"]).contains("role:slave"));
+    wait_until(|| replica.says("replication", "role:slave"));
     let (hold, blob) = claimed_later(&keeper, b"n7");
     assert_eq!(blob, b"three");
     assert!(matches!(save(&keeper, &hold, b"four"), Saved::Done(_)));

@@ -34,7 +34,7 @@ impl Valkey {
     /// A replica of `primary`, which has everything that the primary has.
     pub fn replica(primary: &Self) -> Self {
         let replica = Self::on_network(&["--replicaof", "127.0.0.1", &primary.port.to_string()]);
-        wait_until(|| replica.ask(&["INFO", "replication"]).contains("master_link_status:up"));
+        wait_until(|| replica.says("replication", "master_link_status:up"));
         replica
     }
 
@@ -87,13 +87,18 @@ impl Valkey {
         }
     }
 
-    /// The text that answers a command; nothing if the connection breaks, as it does in a fail-over.
-    pub fn ask(&self, words: &[&str]) -> String {
+    /// The answer to a command; nothing if the connection breaks, as it does in a fail-over.
+    pub fn ask<T: redis::FromRedisValue + Default>(&self, words: &[&str]) -> T {
         let address = redis::ConnectionAddr::Unix(self.socket());
         let mut command = redis::cmd(words[0]);
         words[1..].iter().for_each(|&word| _ = command.arg(word));
         let connection = redis::Client::open(address).unwrap().get_connection();
         connection.and_then(|mut connection| command.query(&mut connection)).unwrap_or_default()
+    }
+
+    /// Whether a part of `INFO` has these words.
+    pub fn says(&self, part: &str, words: &str) -> bool {
+        self.ask::<String>(&["INFO", part]).contains(words)
     }
 
     /// Sends a command as an administrator would.
@@ -198,7 +203,7 @@ pub fn wait_until(mut is_so: impl FnMut() -> bool) {
 }
 
 /// A port on which nothing listens.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
