@@ -10,7 +10,7 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | [`keeper`] | the protocol: what a server does with sequences that it owns or wants | record |
-//! | [`file`] | a store in a folder of this machine | record |
+//! | [`mod@file`] | a store in a folder of this machine | record |
 //! | [`redis`] | a store in Valkey or Redis: what operations are there | cluster, server, connector, location, record |
 //! | [`cluster`] | which server of a cluster has a record | server, connector, location, record |
 //! | [`server`] | one server, and the connections to it | connector, location, record |
