@@ -54,7 +54,8 @@ impl Tells for Quiet {
 impl Bench {
     fn new() -> Self {
         let store = Arc::new(Noting::default());
-        let settings = Settings { ttl: Duration::from_secs(60), timeout: Duration::from_secs(1), server: None, replicas: 0 };
+        let settings =
+            Settings { ttl: Duration::from_secs(60), timeout: Duration::from_secs(1), server: None, replicas: 0 };
         let keeper = Arc::new(Keeper::new(store.clone(), "m", settings));
         Self { store, keeper, queue: Arc::default() }
     }
