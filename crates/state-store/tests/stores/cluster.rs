@@ -96,6 +96,16 @@ fn a_cluster_is_reached_with_tls() {
     let hold = start(&keeper, b"n7", b"one");
     assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
     assert_eq!(taken(&keeper, b"n7").1, b"two");
+    // With the rights that docs/cluster.md lists.
+    let secret = terminator.file("secret", "secret");
+    let location = format!("redis+cluster://writer@127.0.0.1:{}?password_file={}", valkey.port(), secret.display());
+    let with_rights = Keeper::new(open(&location), "m", SETTINGS);
+    valkey.command(&writer(&[]));
+    let error = with_rights.claim(&[(b"n7", true)]).unwrap_err();
+    assert!(matches!(&error, StoreError::Denied(why) if why.contains("cluster")), "{error}");
+    valkey.command(&writer(&["+cluster|slots"]));
+    wait_until(|| with_rights.claim(&[(b"n7", true)]).is_ok());
+    start(&with_rights, b"n7", b"one");
     // A server that is none of a cluster's.
     let alone = Valkey::on_network(&[]);
     let error =

@@ -352,13 +352,7 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let reader = with("secret", "&user=reader").unwrap_err();
     assert!(matches!(reader, StoreError::Denied(_)), "{reader}");
     // One that may do what docs/cluster.md lists.
-    let rights = "-@all +get +set +hget +hset +exists +strlen +rename +unlink +pexpire +eval +auth +select +publish +subscribe +unsubscribe +punsubscribe
-        ~o{m:* ~b{m:* resetchannels &stateful:*";
-    let rights: Vec<_> = ["ACL", "SETUSER", "writer", "on", ">secret", "resetkeys"]
-        .into_iter()
-        .chain(rights.split_whitespace())
-        .collect();
-    valkey.command_as("hush-hush", &rights);
+    valkey.command_as("hush-hush", &writer(&[]));
     std::fs::write(file.path(), "secret").unwrap();
     let options = format!("?db=1&user=writer&password_file={}", file.path().display());
     let keeper = Keeper::new(open(&valkey.location(&options)), "m", SETTINGS);
@@ -367,6 +361,14 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let (hold, _) = taken(&keeper, b"n7");
     let changes = [Change::End(&hold, b""), Change::Erase(b"n8")];
     assert!(keeper.save(&changes).unwrap().iter().all(|saved| matches!(saved, Saved::Done(_))));
+}
+
+/// Makes a user with the rights that docs/cluster.md lists, and these.
+fn writer<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let user = "ACL SETUSER writer on >secret resetkeys";
+    let rights = "-@all +get +set +hget +hset +exists +strlen +rename +unlink +pexpire +eval +auth +select +publish +subscribe \
+                  +unsubscribe +punsubscribe ~o{m:* ~b{m:* resetchannels &stateful:*";
+    user.split(' ').chain(rights.split_whitespace()).chain(more.iter().copied()).collect()
 }
 
 #[test]

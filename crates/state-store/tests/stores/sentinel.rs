@@ -57,6 +57,38 @@ fn sentinels_that_know_nothing_or_do_not_answer_are_errors() {
 }
 
 #[test]
+fn primary_and_sentinels_have_passwords_and_rights_of_their_own() {
+    let primary = Valkey::on_network(&[]);
+    let _replica = Valkey::replica(&primary);
+    let sentinel = Sentinel::start(&primary);
+    sentinel.query::<()>(&["ACL", "SETUSER", "default", "on", ">of-sentinel"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, name).unwrap();
+        path.display().to_string()
+    };
+    let settings = Settings { replicas: 1, ..SETTINGS };
+    let with = |options: &str| {
+        let options = format!("user=writer&password_file={}{options}", file("secret"));
+        let location = Location::new(&format!("redis+sentinel://localhost:{}/main?{options}", sentinel.port)).unwrap();
+        Keeper::new(state_store::open(&location, settings).unwrap(), "m", settings)
+    };
+    let of_sentinel = format!("&sentinel_password_file={}", file("of-sentinel"));
+    let denied = |options: &str, word: &str| {
+        let error = with(options).save(&[Change::Start(b"n7", b"one")]).unwrap_err();
+        assert!(matches!(&error, StoreError::Denied(why) if why.contains(word)), "{error}");
+    };
+    primary.command(&writer(&["+role"]));
+    denied("", "sentinel localhost");
+    denied(&of_sentinel, "wait");
+    primary.command(&writer(&["+wait"]));
+    denied(&of_sentinel, "role");
+    primary.command(&writer(&["+role", "+wait"]));
+    start(&with(&of_sentinel), b"n7", b"one");
+}
+
+#[test]
 fn sentinels_and_primary_are_reached_with_tls() {
     let valkey = Valkey::on_network(&[]);
     let before =
