@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.deployment import eventually
 from support.server import HOST, dying_with_parent, free_ports
-from support.valkey import PROGRAM, Valkey, ask_at
+from support.valkey import PROGRAMS, Valkey, ask_at
 
 #: Of each cluster.
 SLOTS = 16384
@@ -99,7 +99,7 @@ class Sentinel:
         lines += ["sentinel down-after-milliseconds main 300", "sentinel failover-timeout main 2000"]
         (folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
         with (folder / "log").open("wb") as log:
-            words = dying_with_parent([str(PROGRAM), "sentinel.conf", "--sentinel"])
+            words = dying_with_parent([str(PROGRAMS["valkey"]), "sentinel.conf", "--sentinel"])
             self.process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)
         eventually(lambda: self._is_up(folder / "s"), bool)
         # else it looks at its stores every ten seconds
