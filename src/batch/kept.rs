@@ -43,7 +43,7 @@ struct Entry {
     byte_size: usize,
 }
 
-/// The bytes of an answer, which stand in front of the state after it; none if they would be more than `most`.
+/// Encodes an answer, which is stored in front of the state after it. Empty if it would have more than `most` bytes.
 pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec<u8> {
     let text = |name: &CString| name.to_string_lossy().into_owned();
     let entry = |output: &RowOutput| Entry {
@@ -75,8 +75,7 @@ pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec
     bytes
 }
 
-/// Takes the answer, if there is one, from in front of a state. One that is damaged is left out, because the state has a
-/// checksum of its own.
+/// Splits an answer off, if there is one in front of a state. A damaged answer is left out; the state has its own checksum.
 pub fn split(bytes: &[u8]) -> (Option<KeptAnswer>, &[u8]) {
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>().filter(|prefix| prefix.starts_with(MAGIC)) else {
         return (None, bytes);

@@ -222,13 +222,15 @@ impl Row {
 }
 
 impl Row {
-    /// What identifies its request; `None` if that does not say which step it is. The same without START identifies a START: with
-    /// START, it begins anew.
+    /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START without it.
     pub fn repeat_key(&self) -> Option<RepeatKey> {
-        let StateRequest { step, left, delete, get, query, snapshot, progress, .. } = self.asked.as_deref()?;
+        let asked = self.asked.as_deref()?;
+        let StateRequest { step, left, delete, get, query, snapshot, discards, reset, .. } = asked;
         let outputs: Vec<_> =
             (0..self.request.output_count().ok()?).map(|at| self.request.output_name(at).ok()).collect();
-        let wants = format!("{} {outputs:?} {get:?} {query} {snapshot}", progress.runs);
+        let sets = (asked.set.iter().filter(|value| value.is_some()).count(), asked.restore.is_some());
+        let wants =
+            format!("{} {outputs:?} {get:?} {query} {snapshot} {discards} {reset:?} {sets:?}", asked.progress.runs);
         let wants = crc32fast::hash(wants.as_bytes());
         step.map(|step| RepeatKey { step, left: *left, ends: self.end || *delete, wants })
     }

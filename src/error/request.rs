@@ -73,8 +73,7 @@ impl RequestError {
         }
     }
 
-    /// Whether a client may have sent such a request again, or sends it again after other steps, to whichever server has its
-    /// sequence then.
+    /// Whether the client may repeat this request on another server, so that its END must not end the sequence.
     pub const fn is_sent_again(&self) -> bool {
         match self {
             Self::Cancelled | Self::Overdue | Self::Admission(AdmissionError::Late(_)) => true,

@@ -21,7 +21,7 @@ pub struct RepeatKey {
     pub left: Option<u64>,
     /// It ends its sequence.
     pub ends: bool,
-    /// A hash of whether it runs, the outputs that it names, and what it reads of the state.
+    /// A hash of whether it runs, the outputs that it names, and what it reads of the state and changes.
     pub wants: u32,
 }
 

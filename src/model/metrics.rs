@@ -61,7 +61,7 @@ pub struct QueueNumbers {
 pub struct Saves {
     /// States that were saved.
     pub states: u64,
-    /// Attempts to ask the store or to save that failed.
+    /// Calls of the store that failed.
     pub errors: u64,
     /// Sequences that this server has taken from the store.
     pub claimed: u64,
@@ -151,7 +151,7 @@ const COUNTERS: [(&str, &str, Reading); 12] = [
         |now| now.to_device_bytes as f64,
     ),
     ("stateful_states_saved_total", "States that were saved in the store", |now| now.saves.states as f64),
-    ("stateful_store_errors_total", "Attempts to reach the store that failed", |now| now.saves.errors as f64),
+    ("stateful_store_errors_total", "Calls of the store that failed", |now| now.saves.errors as f64),
     ("stateful_sequences_claimed_total", "Sequences that were taken from the store", |now| now.saves.claimed as f64),
     ("stateful_sequences_moved_total", "Sequences that left for another server", |now| now.saves.moved as f64),
     ("stateful_sequences_not_saved_total", "Sequences that the store cannot take", |now| now.saves.lost as f64),

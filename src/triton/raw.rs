@@ -34,7 +34,7 @@ pub struct RawResponse {
     recorded: RefCell<Option<Recorded>>,
 }
 
-/// What a response has.
+/// What was added to a response so far.
 #[derive(Default)]
 struct Recorded {
     outputs: Vec<RecordedOutput>,
@@ -68,13 +68,11 @@ pub struct RowOutput {
     pub bytes: Vec<u8>,
 }
 
-/// What a response has, besides the id of its sequence.
+/// A copy of a response, without the id of its sequence.
 #[derive(Default)]
 pub struct ResponseCopy {
     pub outputs: Vec<RowOutput>,
-    /// Parameters.
     pub numbers: Vec<(CString, i64)>,
-    /// Parameters, too.
     pub flags: Vec<(CString, bool)>,
 }
 
@@ -230,16 +228,17 @@ impl RawResponse {
         *self.recorded.borrow_mut() = Some(Recorded::default());
     }
 
-    /// A copy of what was noted. All outputs must have been written. `None` if nothing was noted, or if an output is in memory of
-    /// a GPU.
+    /// A copy of what was noted. `None` if nothing was noted, or if an output is in memory of a GPU.
     pub fn copy(&mut self) -> Option<ResponseCopy> {
         let Recorded { outputs, numbers, flags } = self.recorded.take()?;
         let copy = |output: RecordedOutput| {
             let RecordedOutput { name, data_type, dims, start, bytes } = output;
             let mut copy = reserve(bytes).ok()?;
-            // SAFETY: Triton allocated that many bytes, which live as long as the response. It is borrowed exclusively, so
-            // nothing of this process writes to them.
-            unsafe { ClientBytes::new(start?, bytes) }.append_to(&mut copy);
+            if bytes > 0 {
+                // SAFETY: Triton allocated that many bytes, which live as long as the response. They have been written: an
+                // instance makes an answer after that, and waits for its GPU before it hands the answer on.
+                unsafe { ClientBytes::new(start?, bytes) }.append_to(&mut copy);
+            }
             Some(RowOutput { name, data_type, dims, bytes: copy })
         };
         Some(ResponseCopy { outputs: outputs.into_iter().map(copy).collect::<Option<_>>()?, numbers, flags })

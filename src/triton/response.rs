@@ -67,6 +67,7 @@ impl Response {
     fn copy(&mut self) -> Option<ResponseCopy> {
         match &mut self.0 {
             Kind::Whole(raw) => raw.copy(),
+            // A request of several rows has no sequence step.
             Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => None,
         }
     }
@@ -166,11 +167,11 @@ impl Answer {
         }
     }
 
-    /// A copy of its response, if that was recorded. `None` also for an error, for a row of several, and if an output is in
-    /// memory of a GPU.
-    pub fn copy(&mut self) -> Option<ResponseCopy> {
+    /// A copy of its response, if that was recorded. `None` also for an error, if its outputs have more bytes than `most`, and if
+    /// one is in memory of a GPU.
+    pub fn copy(&mut self, most: usize) -> Option<ResponseCopy> {
         match &mut self.0 {
-            Some((response, None)) => response.copy(),
+            Some((response, None)) if response.byte_len() <= most => response.copy(),
             _ => None,
         }
     }

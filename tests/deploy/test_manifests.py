@@ -273,7 +273,7 @@ def severities(folder, series):
         ({STORE_ERRORS: "0x100 0+1x20 20x120"}, {}),
         ({STORE_ERRORS: "0+1x240"}, {"StatefulStoreFails": "critical"}),
         ({MOVED: "0+5x240", ANSWERED: "0+100x240"}, {}),
-        ({MOVED: "0+50x240", ANSWERED: "0+100x240"}, {"StatefulSequencesWander": "warning"}),
+        ({MOVED: "0+50x240", ANSWERED: "0+100x240"}, {"StatefulSequencesMoveOften": "warning"}),
     ],
 )
 def test_alerts_fire_for_what_somebody_has_to_do(tmp_path, series, fired):

@@ -340,7 +340,9 @@ impl Stored {
         let (answer, snapshot) = kept::split(state);
         match panic::catch_result(|| instance.adopt(key, snapshot)) {
             Ok(steps) => {
-                row.again = answer.filter(|answer| row.is_answered_by(answer)).map(Box::new);
+                // A request that comes at its step has not run yet, or has changed nothing.
+                let has_run = |of: &KeptAnswer| key.lane.is_some_and(|lane| !instance.is_at(lane, of.of));
+                row.again = answer.filter(|of| row.is_answered_by(of) && has_run(of)).map(Box::new);
                 let mut owned = self.sequences.lock();
                 if let Some(of) = key.lane.and_then(|lane| owned.get_mut(lane)) {
                     // One that was found here has steps that are not saved.

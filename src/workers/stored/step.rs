@@ -17,7 +17,6 @@ use crate::error::{AdmissionError, RequestError, StoredError};
 use crate::instance::Instance;
 use crate::model::{Answered, Lease};
 use crate::panic;
-use crate::triton::Answer;
 
 /// Bytes of states that are sent to the store together, unless one has more.
 const MOST_BYTES_TOGETHER: usize = 8 << 20;
@@ -191,6 +190,8 @@ impl Stored {
         let unsaved =
             |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), answer, state };
         match finished.outcome {
+            // A START that has also ended the sequence is made again if it is sent again.
+            _ if finished.ends && hold.is_none() => Some(unsaved(Vec::new(), None)),
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
                 let answer = self.kept_answer(of);
@@ -226,8 +227,9 @@ impl Stored {
     /// The bytes of an answer for a client that sends its request again; none if that can't be known, or if it is too large.
     fn kept_answer(&self, of: &mut Answered) -> Vec<u8> {
         let Some((key, made)) = of.keeps.zip(of.steps) else { return Vec::new() };
-        let copy = of.answer.as_mut().and_then(Answer::copy);
-        copy.map_or_else(Vec::new, |copy| kept::encode(key, made, &copy, self.most_answer_bytes))
+        let most = self.most_answer_bytes;
+        let copy = of.answer.as_mut().and_then(|answer| answer.copy(most));
+        copy.map_or_else(Vec::new, |copy| kept::encode(key, made, &copy, most))
     }
 
     fn send(&self, instance: &Instance, answered: &mut [Answered], unsaved: Vec<Unsaved>) {

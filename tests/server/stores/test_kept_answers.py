@@ -160,6 +160,27 @@ def test_only_the_same_request_gets_the_answer(deploy, connect, location):
 
 
 @both_stores
+def test_a_request_that_has_changed_nothing_runs_again_and_answers_no_other(deploy, connect, location):
+    """A look ahead (`commit: false`) is at the same step as the request that follows it."""
+    model = kept(ledger("kept_peek"), location)
+    first = deploy(control_model=False)
+    first.serve(model)
+    talk = Repeater(connect(first), model, 1)
+    talk.step(start=True)
+    peek = {"INPUT": np.array([[5]], np.int64), "SCALE": np.array([[1]], np.int64)}
+    at = {"sequence_id": 1, "sequence_step": 1}
+    seen = talk.talk.client.ask(model.name, peek, {**at, "commit": False})
+    first.kill()
+    second = deploy(control_model=False)
+    second.serve(model)
+    talk.talk.client = connect(second)
+    assert_equal(talk.talk.client.ask(model.name, peek, {**at, "commit": False}), seen)
+    # other inputs, and a step
+    talk.step()
+    talk.step()
+
+
+@both_stores
 def test_a_start_gets_its_answer_without_start(deploy, connect, location):
     """With START it begins anew, or is refused while the sequence is live."""
     model = kept(ledger("kept_start"), location)
