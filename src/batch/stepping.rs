@@ -43,9 +43,10 @@ impl Row {
     }
 
     /// Whether its sequence may get the state from before the request again: there is one, several steps may change it, and the
-    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that.
-    pub fn may_be_undone(&self) -> bool {
-        self.state.is_partial && !self.state.start && (!self.end || self.state.discards)
+    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that. `is_stored`: an
+    /// END that has not made all of its steps ends no sequence.
+    pub fn may_be_undone(&self, is_stored: bool) -> bool {
+        self.state.is_partial && !self.state.start && (!self.end || self.state.discards || is_stored)
     }
 
     /// Keeps the state that the sequence has before the first of several steps.

@@ -76,7 +76,7 @@ impl Instance {
                 return of.answer_without_step(row).map(Some);
             }
             let slot = row.state.lease.as_ref().map(Lease::slot);
-            if let Some(slot) = slot.filter(|_| row.may_be_undone()) {
+            if let Some(slot) = slot.filter(|_| row.may_be_undone(of.model.keeper.is_some())) {
                 let saved = of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?;
                 row.keep_before(saved);
             }

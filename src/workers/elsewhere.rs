@@ -79,10 +79,14 @@ impl Shared {
         for of in replaced {
             refused.extend(scheduler.not_found(of.lookup.lane, now, &mut wake).into_iter().map(unfit));
         }
+        // Behind an END that has not run yet: the sequence is still here.
+        let (behind, pending): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|of| !of.lookup.starts && scheduler.is_behind_an_end(of.lookup.lane));
         drop(scheduler);
         let lookups: Vec<_> = pending.iter().collect();
         let mut found = panic::catch_and_log(|| stored.find(&lookups)).unwrap_or_default().into_iter();
-        let (now, mut again, mut ends_again) = (Instant::now(), Vec::new(), Vec::new());
+        let mut again: Vec<_> = behind.into_iter().map(Pending::later).collect();
+        let (now, mut ends_again) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         for pending in pending {
             let Lookup { lane, starts, .. } = pending.lookup;

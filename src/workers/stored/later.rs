@@ -102,12 +102,11 @@ impl Stored {
 
     /// Looks for a sequence here: its state may have to be saved yet. `None` if the store has to be asked.
     pub(super) fn find_here(&self, later: &Later, of: &Lookup) -> Option<Found> {
-        let key = key_of(&of.id);
-        let mut owned = self.sequences.lock();
-        if owned.lanes_of(&key).iter().any(|&lane| lane != of.lane) {
-            // It leaves, or ends, in the next turn of its worker.
+        if self.is_leaving(of) {
             return Some(Found::Later);
         }
+        let key = key_of(&of.id);
+        let mut owned = self.sequences.lock();
         match later.queue.take_back(&key) {
             Waiting::Nothing => None,
             Waiting::InFlight => Some(Found::Later),

@@ -34,10 +34,14 @@ impl Pending {
         self.asked.is_none_or(|since| since.elapsed() < PATIENCE)
     }
 
-    /// Looks for it again in a moment.
+    /// Looks for it again in a moment, because its owner was asked.
     pub fn again(self) -> Self {
-        let now = Instant::now();
-        Self { asked: self.asked.or(Some(now)), at: now + AGAIN_AFTER, ..self }
+        Self { asked: self.asked.or_else(|| Some(Instant::now())), ..self.later() }
+    }
+
+    /// Looks for it in a moment.
+    pub fn later(self) -> Self {
+        Self { at: Instant::now() + AGAIN_AFTER, ..self }
     }
 }
 

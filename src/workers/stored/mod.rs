@@ -159,8 +159,6 @@ pub(super) struct Member {
     id: SequenceId,
     /// The request is its START.
     starts: bool,
-    /// The request has made steps.
-    is_under_way: bool,
 }
 
 impl Stored {
@@ -227,11 +225,10 @@ impl Stored {
     /// The sequences of a batch, before [`Stored::prepare`].
     pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
         let owned = self.sequences.lock();
-        let member = |Ready { lane, id, request, .. }: &Ready<Box<Queued>>| Member {
+        let member = |Ready { lane, id, .. }: &Ready<Box<Queued>>| Member {
             lane: *lane,
             id: id.clone(),
             starts: owned.get(*lane).is_none_or(|of| of.starts),
-            is_under_way: request.row.is_under_way(),
         };
         ready.iter().map(member).collect()
     }
@@ -255,7 +252,7 @@ impl Stored {
         members: &[Member],
     ) {
         match &self.later {
-            None => self.save_steps(instance, answered, left, members),
+            None => self.save_steps(instance, answered, members),
             Some(later) => {
                 self.note(later, worker, answered, left);
                 self.save_refused(later, instance, answered);
@@ -294,6 +291,9 @@ impl Stored {
             for (found, of) in found.iter_mut().zip(lookups) {
                 *found = if of.lookup.starts { entered.next() } else { self.find_here(later, &of.lookup) };
             }
+        } else {
+            let is_leaving = |of: &&Pending| self.is_leaving(&of.lookup).then_some(Found::Later);
+            found = lookups.iter().map(is_leaving).collect();
         }
         let elsewhere: Vec<_> =
             lookups.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(of, _)| of).collect();
@@ -301,6 +301,11 @@ impl Stored {
         self.metrics().count_claimed(claimed.iter().filter(|found| matches!(found, Found::Taken)).count() as u64);
         let mut claimed = claimed.into_iter();
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
+    }
+
+    /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker.
+    fn is_leaving(&self, of: &Lookup) -> bool {
+        self.sequences.lock().lanes_of(&key_of(&of.id)).iter().any(|&lane| lane != of.lane)
     }
 
     /// Takes sequences from the store. Of those with `true`, an owner that lives is asked first.

@@ -1,7 +1,7 @@
 //! `durability: step`: each step is saved before its answer.
 //!
 //! Before a batch runs, [`Stored::check`] asks the store whether this server still owns the batch's sequences, and takes
-//! back those that another server has taken. After the run and before any answer is sent, [`Stored::save_steps`] saves the new
+//! back those that another server has taken. The records of STARTs are made then, too. After the run and before any answer is sent, [`Stored::save_steps`] saves the new
 //! states. If a save fails, the request gets an error and this server forgets the sequence: the store has the state of the
 //! last answer, and the next request takes it from there. So no state is lost after its answer, and no answer is sent before
 //! its state is saved.
@@ -28,8 +28,7 @@ struct Unsaved {
     lane: u32,
     id: SequenceId,
     key: Vec<u8>,
-    /// `None` for a START.
-    hold: Option<Hold>,
+    hold: Hold,
     /// The new state, behind the answer if that is kept; `None` if the sequence is over.
     state: Option<Vec<u8>>,
     /// The answer, if that is kept and the sequence is over.
@@ -38,11 +37,9 @@ struct Unsaved {
 
 impl Unsaved {
     fn change(&self) -> Change<'_> {
-        match (&self.hold, &self.state) {
-            (Some(hold), Some(state)) => Change::Step(hold, state),
-            (None, Some(state)) => Change::Start(&self.key, state),
-            (Some(hold), None) => Change::End(hold, &self.answer),
-            (None, None) => Change::Erase(&self.key),
+        match &self.state {
+            Some(state) => Change::Step(&self.hold, state),
+            None => Change::End(&self.hold, &self.answer),
         }
     }
 }
@@ -50,6 +47,11 @@ impl Unsaved {
 impl Stored {
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
     pub(super) fn check(&self, instance: &mut Instance, rows: &mut [Row]) {
+        self.check_owned(instance, rows);
+        self.note_starts(rows);
+    }
+
+    fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
         let mut to_check = Vec::new();
         for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.is_under_way()) {
             let Some(lane) = row.key.as_ref().and_then(|key| key.lane) else { continue };
@@ -60,7 +62,6 @@ impl Stored {
             match owned {
                 Some((_, Some(state))) => self.adopt(instance, row, &state),
                 Some((hold, None)) => to_check.push((at, lane, hold)),
-                // A START. It becomes this server's when it is saved.
                 None => {}
             }
         }
@@ -117,15 +118,8 @@ impl Stored {
         }
     }
 
-    /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved. `left`: the rows that
-    /// have steps left.
-    pub(super) fn save_steps(
-        &self,
-        instance: &mut Instance,
-        answered: &mut [Answered],
-        left: &[Row],
-        members: &[Member],
-    ) {
+    /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved.
+    pub(super) fn save_steps(&self, instance: &mut Instance, answered: &mut [Answered], members: &[Member]) {
         let (mut unsaved, mut bytes) = (Vec::new(), 0);
         // A sequence that has ended before one with its id that has begun.
         let mut order: Vec<_> = (0..answered.len()).collect();
@@ -144,31 +138,33 @@ impl Stored {
             }
         }
         self.send(instance, answered, unsaved);
-        self.note_starts(left, members);
     }
 
-    /// Takes the records of STARTs that have steps left. So what other servers do with their ids meanwhile is not overwritten
-    /// when they have made their last step, or have failed.
-    fn note_starts(&self, left: &[Row], members: &[Member]) {
-        let lane = |row: &Row| row.key.as_ref().and_then(|key| key.lane);
-        let is_left = |member: &&Member| left.iter().any(|row| lane(row) == Some(member.lane));
-        let begins: Vec<_> = members.iter().filter(|of| of.starts && !of.is_under_way).filter(is_left).collect();
-        let keys: Vec<_> = begins.iter().map(|member| key_of(&member.id)).collect();
-        let changes: Vec<_> = keys.iter().map(|key| Change::Start(key, b"")).collect();
+    /// Takes the records of STARTs before they run. So a START that takes long replaces no sequence of its id that another server
+    /// has begun meanwhile. One whose client has gone takes no record: it may have been sent again to another server.
+    fn note_starts(&self, rows: &mut [Row]) {
+        let starts = |row: &Row| row.state.start && !row.is_under_way() && row.problem.is_none();
+        let begins: Vec<_> = rows.iter_mut().filter(|row| starts(row) && !row.request.is_cancelled()).collect();
+        let begins: Vec<_> = begins
+            .into_iter()
+            .filter_map(|row| {
+                let key = row.key.as_ref()?;
+                Some((key.lane?, key_of(&key.id), row))
+            })
+            .collect();
+        let changes: Vec<_> = begins.iter().map(|(_, key, _)| Change::Start(key, b"")).collect();
         match self.keeper.save(&changes) {
             Ok(saved) => {
-                for (member, saved) in begins.into_iter().zip(saved) {
+                let mut owned = self.sequences.lock();
+                for ((lane, key, _), saved) in begins.into_iter().zip(saved) {
                     if let Saved::Done(hold) = saved {
-                        let key = key_of(&member.id);
-                        let sequence = Sequence { starts: true, ..Sequence::new(key, hold) };
-                        self.sequences.lock().insert(member.lane, sequence);
+                        owned.insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
                     }
                 }
             }
-            // They are saved as a whole after their last step.
-            Err(error) => {
-                self.not_written(&error);
-                log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len());
+            Err(source) => {
+                self.not_written(&source);
+                begins.into_iter().for_each(|(_, _, row)| refuse(row, |id| failed(id, &source)));
             }
         }
     }
@@ -177,21 +173,12 @@ impl Stored {
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, starts, is_under_way, .. } = members.iter().find(|member| member.lane == lane)?;
-        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone());
-        if hold.is_none() && !starts {
-            // It was not found in the store, or could not be taken from there.
-            return None;
-        }
-        if hold.is_none() && *is_under_way && finished.outcome != Outcome::Advanced {
-            // Its START was not noted in the store, so what the record has may be another server's by now.
-            return None;
-        }
+        let Member { id, starts, .. } = members.iter().find(|member| member.lane == lane)?;
+        // Without one, it was not found in the store, could not be taken from there, or has not begun.
+        let hold = self.sequences.lock().get(lane)?.hold.clone();
         let unsaved =
             |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), answer, state };
         match finished.outcome {
-            // A START that has also ended the sequence is made again if it is sent again.
-            _ if finished.ends && hold.is_none() => Some(unsaved(Vec::new(), None)),
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
                 let answer = self.kept_answer(of);
@@ -204,8 +191,6 @@ impl Stored {
                     }
                 }
             }
-            // A START whose client has gone. It may have sent it again to another server, so the record may be of that sequence.
-            Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
             // A START that has failed.
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.

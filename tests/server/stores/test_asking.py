@@ -7,12 +7,14 @@ import signal
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 
 from harness import models
 from harness.conversations import together
 from harness.deployment import eventually
 from harness.models import ledger
+from harness.models.windows import cut
 from harness.own import fails_with, fed, total
 from harness.raw import Refused, Stream
 from harness.stored import NEVER_MS, Diary, saved_later, steps, stored, word
@@ -156,6 +158,25 @@ def test_an_end_whose_client_has_gone_ends_nothing(two, connect, location_of_val
     for client in (there, here):
         assert steps(client.ask(model.name, fed(0), {"sequence_id": 1}))[0] == 2 + (client is here)
     assert total(there.ask(model.name, fed(10), {"sequence_id": 1, "sequence_end": True})) == 11
+
+
+@pytest.mark.parametrize("kept", [stored, saved_later])
+def test_an_end_that_is_late_between_two_steps_ends_nothing(two, connect, location_of_valkey, kept):
+    later = {} if kept is stored else {"interval_ms": None}
+    model = served(two, kept(cut("late_between", 5), location_of_valkey, **later))
+    here, there = (connect(deployment) for deployment in two)
+
+    def ask(client, elements: int, **flags):
+        inputs = {"AUDIO": np.ones((1, elements), np.float32), "GAIN": np.ones((1, 1), np.float32)}
+        return client.ask(model.name, inputs, {"sequence_id": 1, **flags})
+
+    assert steps(ask(here, 5, sequence_start=True))[0] == 1
+    assert steps(ask(here, 5))[0] == 2
+    with pytest.raises(Refused) as refused:
+        ask(here, 500_000, sequence_end=True, timeout=20_000)
+    assert word(refused.value) in ("REQUEST_TIMEOUT", "SEQUENCE_QUEUE_TIMEOUT"), refused.value
+    assert steps(ask(there, 5))[0] == 3
+    assert steps(ask(here, 5, sequence_end=True))[0] == 4
 
 
 @pytest.mark.parametrize("kept", [stored, saved_later])

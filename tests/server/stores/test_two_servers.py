@@ -10,8 +10,8 @@ from harness import models
 from harness.conversations import together
 from harness.models import booked, ledger
 from harness.own import Talk, fails_with, fed, total
-from harness.raw import Refused
-from harness.stored import steps, stored, word
+from harness.raw import Refused, Stream
+from harness.stored import saved_later, steps, stored, word
 
 
 def test_requests_alternate_at_random(two, connect, location_of_valkey):
@@ -64,6 +64,61 @@ def test_the_old_owner_of_a_sequence_answers_nothing_that_is_not_saved(two, conn
         assert total(old.ask(model.name, fed(10), sequence)) == 111
         return
     pytest.fail("the old owner was always faster")
+
+
+@pytest.mark.parametrize("kept", [stored, saved_later])
+def test_a_request_behind_an_end_does_not_take_the_sequence_back(two, connect, location_of_valkey, kept):
+    """Core hands both over while the END waits or runs."""
+    model = kept(models.work("behind_an_end"), location_of_valkey, worker_count=2, state_api="true")
+    for deployment in two:
+        deployment.serve(model)
+    first, second = (connect(deployment) for deployment in two)
+    stream = Stream(two[0])
+    for number, at in enumerate(({}, {"sequence_step": 2}), 1):
+        sequence = {"sequence_id": number}
+        assert total(first.ask(model.name, fed(1), {**sequence, "sequence_start": True})) == 1
+        stream.send(model.name, fed(10, 200), sequence)
+        end = stream.send(model.name, fed(100, 200), {**sequence, "sequence_end": True, **at})
+        again = stream.send(model.name, fed(1000), sequence)
+        replies = stream.all_replies(3)
+        assert total(replies[end]) == 111 and steps(replies[end])[0] == 3
+        assert word(replies[again]) == "SEQUENCE_MISSING"
+        for client in (first, second):
+            with fails_with("SEQUENCE_MISSING", number):
+                client.ask(model.name, fed(1), sequence)
+
+
+def test_an_end_that_is_sent_twice_runs_once(two, connect, location_of_valkey):
+    model = stored(models.work("ends_twice"), location_of_valkey, worker_count=2, state_api="true")
+    two[0].serve(model)
+    stream = Stream(two[0])
+    stream.send(model.name, fed(1), {"sequence_id": 1, "sequence_start": True, "sequence_step": 0})
+    for _ in range(3):
+        stream.send(model.name, fed(10, 200), {"sequence_id": 1, "sequence_end": True, "sequence_step": 1})
+    assert [total(reply) for reply in stream.all_replies(4).values()] == [1, 11, 11, 11]
+    assert two[0].statistics(model).execution_count == 2
+
+
+def test_a_start_that_takes_long_replaces_no_younger_sequence(two, connect, location_of_valkey):
+    """Its client has sent it again, to another server."""
+    model = stored(models.work("long_start"), location_of_valkey)
+    for deployment in two:
+        deployment.serve(model)
+    old, new = (connect(deployment) for deployment in two)
+    for number, work in enumerate((400, 2000, 10000), 1):
+        start = {"sequence_id": number, "sequence_start": True}
+        call = old.send(model.name, fed(1, work), start)
+        two[0].settles("stateful_owned_sequences", model, 1)
+        assert total(new.ask(model.name, fed(10), start)) == 10
+        in_time = not call.future.done()
+        if in_time:
+            with pytest.raises(Refused) as refused:
+                call.answer()
+            assert word(refused.value) == "SEQUENCE_MOVED"
+        assert total(new.ask(model.name, fed(100), {"sequence_id": number, "sequence_end": True})) == 110
+        if in_time:
+            return
+    pytest.fail("the old server was always faster")
 
 
 def test_a_start_begins_anew_on_any_server(two, connect, location_of_valkey):

@@ -102,6 +102,7 @@ impl StateStore {
         }
         let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
         let is_required = parameters.flag("require_state_store", false)?;
+        let replicas = parameters.number("replicas", 0u32.., "a number, 0 or more,")?.unwrap_or_default();
         if is_decoupled && location.is_some() && level != Some(Level::None) {
             let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
                        before its last step is saved: leave one of the two out";
@@ -109,7 +110,13 @@ impl StateStore {
         }
         let by_server = by_server.filter(|_| !is_decoupled);
         let location = match (location.or_else(|| by_server.cloned()), level) {
-            (_, Some(Level::None)) | (None, None) => return Ok(None),
+            (_, Some(Level::None)) | (None, None) => {
+                let needs = [("require_state_store", is_required), ("replicas", replicas > 0)];
+                let Some((name, _)) = needs.into_iter().find(|(_, needs)| *needs) else { return Ok(None) };
+                let why = "there is no store, or 'durability' is 'none': write parameter 'state_store', or \
+                           --backend-config=stateful,state-store=..., or leave this out";
+                return Err(bad(name, parameters.text(name).unwrap_or_default(), why));
+            }
             (None, Some(_)) => {
                 let why = "there is no store to save in: write parameter 'state_store', or --backend-config=stateful,\
                            state-store=...";
@@ -139,7 +146,6 @@ impl StateStore {
             Some(Level::Step | Level::None) | None => Durability::Step,
         };
         let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
-        let replicas = parameters.number("replicas", 0u32.., "a number, 0 or more,")?.unwrap_or_default();
         if replicas > 0 {
             let bad = |why| Err(bad("replicas", replicas, why));
             if durability != Durability::Step {
@@ -229,6 +235,8 @@ mod tests {
             (vec![("durability", "always")], "'none', 'drain', 'interval', 'step'"),
             (vec![("state_store", "file:/a"), ("save_interval_ms", "5")], "only with 'durability: interval'"),
             (vec![("durability", "interval"), ("save_interval_ms", "0")], "1 or more"),
+            (vec![("require_state_store", "true")], "no store"),
+            (vec![("state_store", "file:/a"), ("durability", "none"), ("replicas", "1")], "no store"),
             (vec![("durability", "drain"), ("max_kept_answer_bytes", "5")], "only with 'durability: step'"),
             (vec![("state_store", "file:/a"), ("max_kept_answer_bytes", "-1")], "0 to 268435456"),
             (vec![("state_store", "http://x")], "'state_store' is 'http:...'"),

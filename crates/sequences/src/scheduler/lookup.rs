@@ -1,6 +1,7 @@
 //! Sequences that may be in a store ([`Rules::looks_up`](super::Rules::looks_up)), are entered there
 //! ([`Rules::enters_starts`](super::Rules::enters_starts)), or leave for another server.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::request::{Lookup, OverBy, Refused};
@@ -40,6 +41,12 @@ impl<R> Scheduler<R> {
     /// Whether a sequence is still to be looked for: no START has taken its id.
     pub fn is_looked_for(&self, lane: u32) -> bool {
         self.elsewhere.contains(&lane)
+    }
+
+    /// Whether an older sequence with its id has an END that has not run yet.
+    pub fn is_behind_an_end(&self, lane: u32) -> bool {
+        let closing = self.sequences.get(&lane).and_then(|of| self.closing.get(&of.id));
+        closing.and_then(BTreeSet::first).is_some_and(|&first| first < lane)
     }
 
     /// The first request of a sequence that waits for the store.

@@ -137,6 +137,8 @@ pub struct Scheduler<R> {
     rules: Rules,
     ids: Ids,
     by_id: HashMap<SequenceId, u32>,
+    /// The lanes of closed sequences that have not ended yet, by id. Only if sequences are looked up.
+    closing: HashMap<SequenceId, BTreeSet<u32>>,
     sequences: HashMap<u32, Sequence<R>>,
     next_lane: u32,
     workers: Vec<Worker>,
@@ -171,6 +173,7 @@ impl<R> Scheduler<R> {
             rules,
             ids: Ids::new(rules.id_reuse, rules.first_id),
             by_id: HashMap::new(),
+            closing: HashMap::new(),
             sequences: HashMap::new(),
             next_lane: 0,
             workers: std::iter::repeat_with(worker).take(workers).collect(),
@@ -191,8 +194,26 @@ impl<R> Scheduler<R> {
     fn close(&mut self, lane: u32) {
         let Some(sequence) = self.sequences.get_mut(&lane) else { return };
         sequence.closed = true;
+        if self.rules.looks_up {
+            self.closing.entry(sequence.id.clone()).or_default().insert(lane);
+        }
         if self.by_id.get(&sequence.id) == Some(&lane) {
             self.by_id.remove(&sequence.id);
+        }
+    }
+
+    fn take_out(&mut self, lane: u32) -> Option<Sequence<R>> {
+        let sequence = self.sequences.remove(&lane)?;
+        self.no_longer_closing(&sequence.id, lane);
+        Some(sequence)
+    }
+
+    fn no_longer_closing(&mut self, id: &SequenceId, lane: u32) {
+        if let Some(lanes) = self.closing.get_mut(id) {
+            lanes.remove(&lane);
+            if lanes.is_empty() {
+                self.closing.remove(id);
+            }
         }
     }
 
@@ -203,7 +224,7 @@ impl<R> Scheduler<R> {
         // Not by recursion: clones can wait for clones in a chain of any length.
         while let Some((lane, source)) = lanes.pop() {
             self.close(lane);
-            let Some(sequence) = self.sequences.remove(&lane) else { continue };
+            let Some(sequence) = self.take_out(lane) else { continue };
             self.elsewhere.remove(&lane);
             if let Phase::Waiting(until) = sequence.phase {
                 self.waiting.retain(|&waiting| waiting != lane);
@@ -267,7 +288,7 @@ impl<R> Scheduler<R> {
 
     /// Removes a sequence that was parked, and tells its worker.
     fn forget_parked(&mut self, lane: u32) {
-        if let Some(sequence) = self.sequences.remove(&lane) {
+        if let Some(sequence) = self.take_out(lane) {
             self.workers[sequence.worker].end(Over { lane, why: OverBy::Idle });
         }
     }
