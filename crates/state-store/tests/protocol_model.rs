@@ -1,8 +1,8 @@
 //! Checks the protocol in every order of its steps, with two servers that crash or pause between any two steps, a client that
 //! sends each request to either of them and may give up waiting, and a store that may lose its last write.
 //!
-//! The store is the real [`Op::apply`]. A server is what `workers` does at `durability: step`: check or claim, run, save,
-//! bring back a lost record, answer. A pause is a step that comes late. Time does not pass: no record expires.
+//! The store is the real [`Op::apply`]. A server is what `workers` does at `durability: step`: check or claim, or make
+//! the record of a START, run, save, bring back a lost record, answer. A pause is a step that comes late. Time does not pass: no record expires.
 
 use state_store::{Op, Record, Reply, Token};
 use stateright::{Checker, Model, Property};
@@ -26,6 +26,8 @@ enum Phase {
     /// Asks the store whether the sequence in its memory is still its own.
     Check,
     Claim,
+    /// Makes the record of a START.
+    Note(State),
     /// Runs, and saves the state that comes of it.
     Save(State),
     Restore(State),
@@ -122,8 +124,13 @@ impl World {
         let reply = operation.apply_to(&mut after);
         if after != self.record {
             match (&self.record, &after) {
-                (_, Some(Record::Live { blob, .. })) => self.seen.resurrected |= blob[0] <= self.ended_life,
-                (Some(Record::Live { blob, .. }), _) => self.ended_life = blob[0],
+                // A record without a state has begun, and nothing of it was saved.
+                (_, Some(Record::Live { blob, .. })) => {
+                    self.seen.resurrected |= blob.first().is_some_and(|life| *life <= self.ended_life);
+                }
+                (Some(Record::Live { blob, .. }), _) => {
+                    self.ended_life = blob.first().copied().unwrap_or(self.ended_life)
+                }
                 _ => {}
             }
             self.before = std::mem::replace(&mut self.record, after);
@@ -157,14 +164,18 @@ impl World {
                     _ => next(self, Phase::Answer(Err(Refusal::Missing))),
                 }
             }
+            Phase::Note(state) => {
+                let new = self.new_token();
+                self.apply(Op::Start { token: token(new), blob: b"", asks: false });
+                self.servers[number].memory = Some((new, state));
+                next(self, Phase::Save(state));
+            }
             Phase::Save(state) => {
                 let blob = [state.0, state.1];
-                let new = if request == Request::Start { self.new_token() } else { 0 };
-                let of_memory = if request == Request::Start { new } else { memory.map_or(0, |memory| memory.0) };
+                let of_memory = memory.map_or(0, |memory| memory.0);
                 let of_memory_token = token(of_memory);
                 let reply = self.apply(match request {
-                    Request::Start => Op::Start { token: of_memory_token, blob: &blob, asks: false },
-                    Request::Step => Op::Save { token: of_memory_token, blob: &blob },
+                    Request::Start | Request::Step => Op::Save { token: of_memory_token, blob: &blob },
                     Request::End => Op::End { token: of_memory_token, answer: b"" },
                 });
                 match (reply, request) {
@@ -176,7 +187,7 @@ impl World {
                         self.servers[number].memory = None;
                         next(self, Phase::Answer(Ok(state)));
                     }
-                    (Reply::Absent, Request::Step) => next(self, Phase::Restore(state)),
+                    (Reply::Absent, Request::Start | Request::Step) => next(self, Phase::Restore(state)),
                     _ => self.lose(number),
                 }
             }
@@ -291,7 +302,7 @@ impl Model for Protocol {
                 let phase = if request == Request::Start {
                     world.life += 1;
                     world.is_over = false;
-                    Phase::Save((world.life, 0))
+                    Phase::Note((world.life, 0))
                 } else {
                     Phase::Check
                 };
@@ -314,9 +325,11 @@ impl Model for Protocol {
                 world.losses_left -= 1;
                 world.seen.lost_write = true;
                 world.record = world.before.clone();
-                if let Some(Record::Live { blob, .. }) = &world.record {
+                if let Some(Record::Live { blob, .. }) = &world.record
+                    && let Some(life) = blob.first()
+                {
                     // Then it was the END that the store has lost.
-                    world.ended_life = world.ended_life.min(blob[0] - 1);
+                    world.ended_life = world.ended_life.min(life - 1);
                 }
             }
         }

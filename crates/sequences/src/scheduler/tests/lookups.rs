@@ -46,6 +46,25 @@ fn the_requests_of_a_sequence_that_is_not_found_are_refused_and_its_place_is_fre
 }
 
 #[test]
+fn requests_behind_an_end_are_behind_it_until_it_has_run() {
+    let mut bench = bench_with_store(rules());
+    bench.send(7, "S", 1).unwrap();
+    assert_eq!(bench.run(Outcome::Advanced), [1]);
+    bench.send(7, "E", 2).unwrap();
+    bench.send(7, "E", 3).unwrap();
+    bench.send(7, "", 4).unwrap();
+    let lanes: Vec<_> = bench.scheduler.take_lookups().into_iter().map(|of| of.lane).collect();
+    let behind = |bench: &Bench| lanes.iter().map(|&lane| bench.scheduler.is_behind_an_end(lane)).collect::<Vec<_>>();
+    assert_eq!(behind(&bench), [true, true]);
+    assert_eq!(bench.run(Outcome::Advanced), [2]);
+    assert_eq!(behind(&bench), [false, true]);
+    bench.scheduler.not_found(lanes[0], bench.now, &mut Vec::new());
+    assert_eq!(behind(&bench), [false, false]);
+    bench.scheduler.not_found(lanes[1], bench.now, &mut Vec::new());
+    assert_eq!(bench.scheduler.live(), 0);
+}
+
+#[test]
 fn what_is_found_after_a_start_with_the_id_is_not_taken_for_the_older_sequence() {
     for (first, on_duplicate_start) in [("", OnDuplicateStart::Restart), ("E", OnDuplicateStart::Reject)] {
         let mut bench = bench_with_store(Rules { on_duplicate_start, ..rules() });
