@@ -1,11 +1,12 @@
 //! A cluster of Valkey or Redis: each of its primaries has the records of some slots.
 //!
-//! All keys of a record are in one slot, so each operation is one server's. Any server of the cluster tells which primary has
-//! a slot. It is asked again when a primary can't be reached or has given a slot away.
+//! All keys of a record are in one slot, so each operation is one server's. Any server of the cluster tells which
+//! primary has a slot. It is asked again when a primary can't be reached, or has given a slot away, or no primary has
+//! it. If no server answers, operations go on with what is known, because the primaries that they need may be up.
 //!
-//! A message reaches every listener of the cluster, but the number of listeners that a server gives is only that of its own.
-//! So a listener listens at each primary, and hears each message once for each. It looks for new primaries about once a
-//! second.
+//! A message reaches every listener of the cluster, but the number of listeners that a server gives is only that of its
+//! own. So a listener listens at each primary, and hears each message once for each. It looks for new primaries about
+//! once a second.
 //!
 //! Not for: what commands mean. While a slot is on its way from one server to another, its records can't be written.
 
@@ -17,12 +18,12 @@ use std::thread;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use redis::{Cmd, Connection, FromRedisValue, Value, cmd};
+use redis::{Cmd, FromRedisValue, Value, cmd};
 
-use crate::connector::Connector;
+use crate::connector::{Connector, MOST_ASKED, named, share};
 use crate::location::Host;
 use crate::record::StoreError;
-use crate::server::{PAUSE, PAUSES_UNTIL_TEST, RETRY_AFTER, Sent, Server};
+use crate::server::{PAUSE, PAUSES_UNTIL_TEST, RETRY_AFTER, Server};
 
 const SLOTS: u16 = 16384;
 
@@ -32,6 +33,10 @@ pub struct Cluster {
     replicas: u32,
     servers: Mutex<BTreeMap<Host, Arc<Server>>>,
     primaries: Mutex<Primaries>,
+    /// Held by the thread that asks for the primaries.
+    asking: Mutex<()>,
+    /// Whether a listener has returned that a primary denies it.
+    is_denied: AtomicBool,
 }
 
 /// Which primary has which slots.
@@ -39,8 +44,10 @@ pub struct Cluster {
 struct Primaries {
     ranges: Arc<[Range]>,
     is_old: bool,
-    /// When servers were asked, and why none of them answered.
-    asked: Option<(Instant, Option<StoreError>)>,
+    /// When servers were asked.
+    asked: Option<Instant>,
+    /// Why none of them answered.
+    why: Option<StoreError>,
 }
 
 /// Slots that follow one another.
@@ -54,7 +61,14 @@ impl Cluster {
     /// A cluster that is connected to when it is used first.
     pub fn new(connector: Arc<Connector>, replicas: u32) -> Self {
         let primaries = Primaries { is_old: true, ..Primaries::default() };
-        Self { connector, replicas, servers: Mutex::default(), primaries: Mutex::new(primaries) }
+        Self {
+            connector,
+            replicas,
+            servers: Mutex::default(),
+            primaries: Mutex::new(primaries),
+            asking: Mutex::default(),
+            is_denied: AtomicBool::new(false),
+        }
     }
 
     pub fn connector(&self) -> &Connector {
@@ -68,11 +82,12 @@ impl Cluster {
         let mut groups: BTreeMap<Host, Vec<usize>> = BTreeMap::new();
         let ranges = self.ranges()?;
         for (at, (key, _)) in commands.iter().enumerate() {
-            groups.entry(primary_of(&ranges, slot(key))?.clone()).or_default().push(at);
+            let primary = primary_of(&ranges, slot(key)).inspect_err(|_| self.are_old())?;
+            groups.entry(primary.clone()).or_default().push(at);
         }
         let moved = self.send_groups(&groups, commands, has_writes, &mut replies)?;
         if !moved.is_empty() {
-            self.primaries.lock().is_old = true;
+            self.are_old();
             self.send_groups(&moved, commands, has_writes, &mut replies)?;
         }
         Ok(replies)
@@ -87,25 +102,31 @@ impl Cluster {
         replies: &mut [Value],
     ) -> Result<BTreeMap<Host, Vec<usize>>, StoreError> {
         let servers: Vec<_> = groups.keys().map(|host| self.server(host)).collect();
-        let mut sent = Vec::new();
-        // In the order of the hosts, because two calls that wait for each other's connections would wait forever.
+        let (mut sent, until) = (Vec::new(), Instant::now() + self.connector.timeout());
+        // In the order of the hosts, because two calls that wait for each other's connections would both fail.
         for (server, group) in servers.iter().zip(groups.values()) {
             let commands: Vec<_> = group.iter().map(|&at| &commands[at].1).collect();
-            sent.push(server.send(&commands, has_writes));
+            sent.push(server.send(&commands, has_writes, until));
         }
+        let until = Instant::now() + self.connector.timeout();
         let (mut moved, mut failed) = (BTreeMap::<Host, Vec<usize>>::new(), Ok(()));
         for ((host, group), sent) in groups.iter().zip(sent) {
-            match sent.and_then(Sent::replies) {
+            // After an error, other primaries only get what is left of the time.
+            let until = failed.is_err().then_some(until);
+            match sent.and_then(|sent| sent.replies(until)) {
                 Ok(of_group) => {
                     for (&at, reply) in group.iter().zip(of_group) {
                         if let Some(target) = target_of(&reply, host) {
                             moved.entry(target).or_default().push(at);
                         }
+                        if matches!(&reply, Value::ServerError(error) if error.code() == "CLUSTERDOWN") {
+                            self.are_old();
+                        }
                         replies[at] = reply;
                     }
                 }
                 Err(error) => {
-                    self.primaries.lock().is_old = true;
+                    self.are_old();
                     failed = Err(error);
                 }
             }
@@ -113,28 +134,29 @@ impl Cluster {
         failed.map(|()| moved)
     }
 
-    /// Hears the messages of a channel, as [`crate::Store::listen`] says.
+    /// Hears the messages of a channel, as [`crate::Store::listen`] says. Returns an error the first time that a primary
+    /// denies it. Goes on after other errors at a primary, because the caller would miss messages at the others while it
+    /// begins again, and operations have the same errors.
     pub fn listen(&self, channel: &str, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
-        let (ends, listened) = (AtomicBool::new(false), Mutex::new(BTreeSet::new()));
+        let (ends, listened, denied) = (AtomicBool::new(false), Mutex::new(BTreeSet::new()), Mutex::new(None));
         let (sender, heard) = mpsc::channel::<Vec<u8>>();
         let listen_at = |primary: Host, sender: mpsc::Sender<Vec<u8>>| {
             let hear = &mut |message: Option<&[u8]>| {
                 message.is_none_or(|message| sender.send(message.to_vec()).is_ok()) && !ends.load(Ordering::Acquire)
             };
             // One that can't be reached is tried again later.
-            _ = self.server(&primary).listen(channel, hear);
+            if let Err(why @ StoreError::Denied(_)) = self.server(&primary).listen(channel, hear)
+                && !self.is_denied.swap(true, Ordering::Relaxed)
+            {
+                *denied.lock() = Some(named(why, |text| format!("server {primary}: {text}")));
+            }
             listened.lock().remove(&primary);
         };
         thread::scope(|scope| {
             let mut run = || {
                 loop {
-                    self.primaries.lock().is_old = true;
-                    let ranges = match self.ranges() {
-                        Ok(ranges) => ranges,
-                        Err(why) if listened.lock().is_empty() => return Err(why),
-                        // Those that listen go on.
-                        Err(_) => Arc::default(),
-                    };
+                    self.are_old();
+                    let ranges = self.ranges()?;
                     for Range { primary, .. } in ranges.iter() {
                         if listened.lock().insert(primary.clone()) {
                             let (primary, sender) = (primary.clone(), sender.clone());
@@ -150,6 +172,9 @@ impl Cluster {
                         if !hear(message.as_deref()) {
                             return Ok(());
                         }
+                        if let Some(why) = denied.lock().take() {
+                            return Err(why);
+                        }
                     }
                 }
             };
@@ -164,36 +189,108 @@ impl Cluster {
         self.servers.lock().entry(host.clone()).or_insert_with(new).clone()
     }
 
-    /// Which primary has which slots, as far as is known. Asks the servers if that may have changed, but not all the time.
+    fn are_old(&self) {
+        self.primaries.lock().is_old = true;
+    }
+
+    /// Which primary has which slots, as far as is known. Asks the servers if that may have changed, but not all the
+    /// time, and in one thread at a time.
     fn ranges(&self) -> Result<Arc<[Range]>, StoreError> {
+        let until = Instant::now() + self.connector.timeout();
+        if let Some(known) = self.known(false) {
+            return known;
+        }
+        let asking = match self.asking.try_lock() {
+            Some(asking) => asking,
+            // Another thread asks.
+            None => match self.known(true) {
+                Some(Ok(known)) => return Ok(known),
+                _ => self.asking.try_lock_until(until).ok_or_else(|| no_answer("in time"))?,
+            },
+        };
+        if let Some(known) = self.known(false) {
+            return known;
+        }
+        let known = self.primaries.lock().ranges.clone();
+        let asked = self.ask(&known, until);
         let mut primaries = self.primaries.lock();
-        match &primaries.asked {
-            _ if !primaries.is_old => {}
-            Some((asked, None)) if asked.elapsed() < RETRY_AFTER => {}
-            Some((asked, Some(why))) if asked.elapsed() < RETRY_AFTER => return Err(why.clone()),
-            _ => {
-                let asked = self.ask(&primaries.ranges);
-                primaries.asked = Some((Instant::now(), asked.as_ref().err().cloned()));
-                primaries.ranges = asked?.into();
-                primaries.is_old = false;
+        primaries.asked = Some(Instant::now());
+        match asked {
+            Ok(ranges) => {
+                primaries.ranges = ranges.into();
+                (primaries.is_old, primaries.why) = (false, None);
                 let is_known = |host: &Host| primaries.ranges.iter().any(|range| range.primary == *host);
                 self.servers.lock().retain(|host, _| is_known(host));
             }
+            Err(why) => primaries.why = Some(why),
         }
-        Ok(primaries.ranges.clone())
+        drop((primaries, asking));
+        self.known(true).unwrap_or_else(|| Err(no_answer("yet")))
     }
 
-    /// Asks the primaries that were known, and then those that the operator has named.
-    fn ask(&self, known: &[Range]) -> Result<Vec<Range>, StoreError> {
-        let named = self.connector.cluster().unwrap_or_default();
+    /// What is known, or why nothing is. `None` if servers have to be asked first: with `even_old`, only if nothing is
+    /// known yet.
+    fn known(&self, even_old: bool) -> Option<Result<Arc<[Range]>, StoreError>> {
+        let primaries = self.primaries.lock();
+        let was_asked = primaries.asked.is_some_and(|asked| asked.elapsed() < RETRY_AFTER);
+        if primaries.is_old && !was_asked && !even_old {
+            return None;
+        }
+        match &primaries.why {
+            Some(why) if primaries.ranges.is_empty() => Some(Err(why.clone())),
+            None if primaries.ranges.is_empty() => None,
+            _ => Some(Ok(primaries.ranges.clone())),
+        }
+    }
+
+    /// Asks some servers one after the other, until one has answered: those that were known as primaries and those that
+    /// the operator has named in turn, because all of either may be gone. Each time, it begins with other ones.
+    fn ask(&self, known: &[Range], until: Instant) -> Result<Vec<Range>, StoreError> {
         let known: BTreeSet<_> = known.iter().map(|range| &range.primary).collect();
-        let hosts: Vec<_> = known.iter().copied().chain(named.iter().filter(|host| !known.contains(host))).collect();
-        let ask = |mut connection: Connection, host: &Host| {
-            let slots = cmd("CLUSTER").arg("SLOTS").query(&mut connection);
-            let slots: Vec<Value> = slots.map_err(|error| self.connector.failed(&error))?;
-            Ok(slots.into_iter().filter_map(|slots| read_range(slots, host)).collect())
-        };
-        self.connector.first_of(&hosts, "server", self.connector.login(), ask).map(|(_, ranges)| ranges)
+        let of_operator = self.connector.cluster().unwrap_or_default();
+        let mut known: Vec<_> = known.into_iter().collect();
+        let mut others: Vec<_> = of_operator.iter().filter(|host| !known.contains(host)).collect();
+        rotate_at_random(&mut known);
+        rotate_at_random(&mut others);
+        let longest = known.len().max(others.len());
+        let hosts = (0..longest).flat_map(|at| known.get(at).into_iter().chain(others.get(at)));
+        let hosts: Vec<_> = hosts.take(MOST_ASKED).copied().collect();
+        let mut why = StoreError::Unreachable("no server is known".to_owned());
+        for (asked, host) in hosts.iter().enumerate() {
+            match self.ask_server(host, share(until, hosts.len() - asked)) {
+                Ok(ranges) => return Ok(ranges),
+                // A wrong password tells more than a server that is down.
+                Err(_) if matches!(why, StoreError::Denied(_)) => {}
+                Err(error) => why = named(error, |text| format!("server {host}: {text}")),
+            }
+        }
+        Err(why)
+    }
+
+    fn ask_server(&self, host: &Host, until: Instant) -> Result<Vec<Range>, StoreError> {
+        let server = self.server(host);
+        let mut question = cmd("CLUSTER");
+        question.arg("SLOTS");
+        let reply = server.send(&[&question], false, until)?.replies(Some(until))?.pop();
+        let reply = reply.unwrap_or_default().extract_error().map_err(|error| self.connector.failed(&error))?;
+        let Value::Array(slots) = reply else { return Err(StoreError::unexpected()) };
+        let ranges: Vec<_> = slots.into_iter().filter_map(|slots| read_range(slots, host)).collect();
+        // It has not joined the cluster yet, or was removed from it.
+        let none = || StoreError::Unreachable("it knows no server that has slots".to_owned());
+        if ranges.is_empty() { Err(none()) } else { Ok(ranges) }
+    }
+}
+
+fn no_answer(when: &str) -> StoreError {
+    StoreError::Unreachable(format!("no server of the cluster has answered {when}"))
+}
+
+/// So that servers are asked equally often.
+fn rotate_at_random<T>(hosts: &mut [T]) {
+    // Without a random number, it begins with the first one.
+    let number = getrandom::u32().unwrap_or_default() as usize;
+    if !hosts.is_empty() {
+        hosts.rotate_left(number % hosts.len());
     }
 }
 
@@ -228,7 +325,7 @@ fn target_of(reply: &Value, asked: &Host) -> Option<Host> {
 
 fn primary_of(ranges: &[Range], slot: u16) -> Result<&Host, StoreError> {
     let range = ranges.iter().find(|range| (range.first..=range.last).contains(&slot));
-    let none = || StoreError::Refuses(format!("no server of the cluster has slot {slot}"));
+    let none = || StoreError::Unreachable(format!("no server of the cluster has slot {slot}"));
     range.map(|range| &range.primary).ok_or_else(none)
 }
 

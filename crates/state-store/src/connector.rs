@@ -1,7 +1,8 @@
 //! Connections to Valkey or Redis: with TLS, to the primary that sentinels name, and to the servers of a cluster.
 //!
-//! Passwords and certificates are read, and the sentinels asked, for each connection. So a change of any of them needs no
-//! restart. Not for: what is sent afterwards, and when a connection is given up.
+//! Passwords and certificates are read, and the sentinels asked, for each connection. So a change of any of them needs
+//! no restart. The system limits how long the look-up of a name takes, and a name with several addresses may take the
+//! whole time for each. Not for: what is sent afterwards, and when a connection is given up.
 
 use std::error::Error;
 use std::fs;
@@ -9,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -23,14 +24,16 @@ use crate::location::{Address, Host, Login, RedisLocation, Tls};
 use crate::record::StoreError;
 
 /// How many of several servers are asked, before that counts as an error.
-const MOST_ASKED: usize = 3;
+pub const MOST_ASKED: usize = 3;
+/// A wait of no time at all would be an error.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Connects to a store.
 pub struct Connector {
     location: RedisLocation,
     /// The longest time to wait for an answer.
     timeout: Duration,
-    /// Which of several servers is asked first.
+    /// Which sentinel is asked first.
     first: AtomicUsize,
 }
 
@@ -44,26 +47,22 @@ impl Connector {
         Self { location, timeout, first: AtomicUsize::new(0) }
     }
 
-    /// Connects to the store, for at most twice the time that an answer may take.
-    pub fn connect(&self) -> Result<Connection, StoreError> {
+    /// Connects to the store, until this time. Through sentinels, that is the time for their answer, and the primary
+    /// may take [`Connector::timeout`] in addition.
+    pub fn connect(&self, until: Instant) -> Result<Connection, StoreError> {
         match self.location.address() {
-            Address::Network(host) => self.connect_to(host),
+            Address::Network(host) => self.connect_to(host, until),
             Address::Socket(path) => {
-                self.open(ConnectionAddr::Unix(path.clone()), self.location.login(), self.database(), self.timeout)
+                let address = ConnectionAddr::Unix(path.clone());
+                self.ready(self.open(address, self.location.login(), self.database(), until)?)
             }
-            Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name),
-            // Any server of it.
-            Address::Cluster(hosts) => {
-                let hosts: Vec<_> = hosts.iter().collect();
-                self.first_of(&hosts, "server", self.location.login(), |connection, _| Ok(connection)).map(|(_, of)| of)
-            }
+            Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name, until),
+            // Each of its servers has a host of its own.
+            Address::Cluster(_) => Err(StoreError::unexpected()),
         }
     }
 
-    pub const fn login(&self) -> &Login {
-        self.location.login()
-    }
-
+    /// The longest time to wait for an answer.
     pub const fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -93,13 +92,29 @@ impl Connector {
             ) => StoreError::Refuses(text),
             _ if has(&["OOM", "MISCONF", "NOREPLICAS", "READONLY", "LOADING"]) => StoreError::Refuses(text),
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::ClusterDown) => {
-                let hint =
-                    if self.cluster().is_some() { "" } else { "it is a server of a cluster, write 'redis+cluster': " };
-                StoreError::Refuses(format!("{hint}{text}"))
+                self.of_cluster(text)
+            }
+            _ if has(&["cluster support disabled"]) => {
+                let scheme = self.scheme();
+                StoreError::Denied(format!("it is not a server of a cluster, write '{scheme}://HOST:PORT': {text}"))
             }
             _ if error.is_timeout() => StoreError::Unreachable("it did not answer in time".to_owned()),
             _ => StoreError::Unreachable(text),
         }
+    }
+
+    /// A server of a cluster refuses a slot. Only a location of a cluster can reach all slots.
+    fn of_cluster(&self, text: String) -> StoreError {
+        if self.cluster().is_some() {
+            StoreError::Refuses(text)
+        } else {
+            let scheme = self.scheme();
+            StoreError::Denied(format!("it is a server of a cluster, write '{scheme}+cluster://HOST:PORT': {text}"))
+        }
+    }
+
+    const fn scheme(&self) -> &'static str {
+        if self.location.tls().is_some() { "rediss" } else { "redis" }
     }
 
     /// The servers that the location names, if they are of a cluster.
@@ -108,64 +123,65 @@ impl Connector {
     }
 
     /// Connects to this server of a cluster, or to this primary.
-    pub fn connect_to(&self, host: &Host) -> Result<Connection, StoreError> {
-        self.open(self.network(host), self.location.login(), self.database(), self.timeout)
-    }
-
-    /// Asks some of these servers one after the other, until one has answered, within the time of one answer. Also returns the
-    /// number of the server. The next time, it is asked first, or the next ones if none has answered.
-    pub fn first_of<T>(
-        &self,
-        hosts: &[&Host],
-        kind: &str,
-        login: &Login,
-        ask: impl Fn(Connection, &Host) -> Result<T, StoreError>,
-    ) -> Result<(usize, T), StoreError> {
-        let first = self.first.load(Ordering::Relaxed);
-        let timeout = self.timeout / (hosts.len().clamp(1, MOST_ASKED) as u32);
-        let mut why = StoreError::Unreachable(format!("no {kind} is known"));
-        for at in (first..).take(hosts.len().min(MOST_ASKED)).map(|at| at % hosts.len()) {
-            let connection = self.open(self.network(hosts[at]), login, 0, timeout);
-            match connection.and_then(|connection| ask(connection, hosts[at])) {
-                Ok(answer) => {
-                    self.first.store(at, Ordering::Relaxed);
-                    return Ok((at, answer));
-                }
-                // A wrong password or name tells more than a server that is down.
-                Err(_) if matches!(why, StoreError::Denied(_)) => {}
-                Err(error) => why = named(error, |text| format!("{kind} {}: {text}", hosts[at])),
-            }
-            self.first.store(at + 1, Ordering::Relaxed);
-        }
-        Err(why)
+    pub fn connect_to(&self, host: &Host, until: Instant) -> Result<Connection, StoreError> {
+        self.ready(self.open(self.network(host), self.location.login(), self.database(), until)?)
     }
 
     /// Asks the sentinels for the primary. A sentinel that is wrong is asked last the next time.
-    fn connect_to_primary(&self, sentinels: &[Host], name: &str) -> Result<Connection, StoreError> {
-        let ask = |mut connection: Connection, _: &Host| {
-            let mut ask = cmd("SENTINEL");
-            ask.arg("get-master-addr-by-name").arg(name);
-            let address: Option<(String, u16)> = ask.query(&mut connection).map_err(|error| self.failed(&error))?;
-            let (name, port) =
-                address.ok_or_else(|| StoreError::Denied(format!("it knows no primary with the name '{name}'")))?;
-            Ok(Host { name, port })
-        };
-        let hosts: Vec<_> = sentinels.iter().collect();
-        let (at, primary) = self.first_of(&hosts, "sentinel", self.location.sentinel_login(), ask)?;
-        let connection = self.connect_to(&primary).and_then(|connection| self.check_role(connection));
+    fn connect_to_primary(&self, sentinels: &[Host], name: &str, until: Instant) -> Result<Connection, StoreError> {
+        let (at, primary) = self.ask_sentinels(sentinels, name, until)?;
+        let until = Instant::now() + self.timeout;
+        let login = self.location.login();
+        let connection = self.open(self.network(&primary), login, self.database(), until);
+        let connection = connection.and_then(|connection| self.ready(self.check_role(connection, until)?));
         connection.map_err(|error| {
             self.first.store(at + 1, Ordering::Relaxed);
             named(error, |text| format!("primary {primary}, as sentinel {} says: {text}", sentinels[at]))
         })
     }
 
+    /// Asks some sentinels one after the other, until one has answered. Also returns its number. The next time, it is
+    /// asked first, or the next ones if none has answered.
+    fn ask_sentinels(&self, sentinels: &[Host], name: &str, until: Instant) -> Result<(usize, Host), StoreError> {
+        let first = self.first.load(Ordering::Relaxed);
+        let most = sentinels.len().min(MOST_ASKED);
+        let mut why = StoreError::Unreachable("no sentinel is known".to_owned());
+        for (asked, at) in (first..).take(most).map(|at| at % sentinels.len()).enumerate() {
+            match self.ask_sentinel(&sentinels[at], name, share(until, most - asked)) {
+                Ok(primary) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return Ok((at, primary));
+                }
+                // A wrong password or name tells more than a server that is down.
+                Err(_) if matches!(why, StoreError::Denied(_)) => {}
+                Err(error) => why = named(error, |text| format!("sentinel {}: {text}", sentinels[at])),
+            }
+            self.first.store(at + 1, Ordering::Relaxed);
+        }
+        Err(why)
+    }
+
+    fn ask_sentinel(&self, sentinel: &Host, name: &str, until: Instant) -> Result<Host, StoreError> {
+        let failed = |error: RedisError| self.failed(&error);
+        let mut connection = self.open(self.network(sentinel), self.location.sentinel_login(), 0, until)?;
+        connection.set_read_timeout(Some(left_until(until))).map_err(failed)?;
+        let mut ask = cmd("SENTINEL");
+        ask.arg("get-master-addr-by-name").arg(name);
+        let address: Option<(String, u16)> = ask.query(&mut connection).map_err(failed)?;
+        let unknown = || StoreError::Denied(format!("it knows no primary with the name '{name}'"));
+        let (name, port) = address.ok_or_else(unknown)?;
+        Ok(Host { name, port })
+    }
+
     /// During a fail-over, a sentinel can still name the old primary, or already name one that is still a replica.
-    fn check_role(&self, mut connection: Connection) -> Result<Connection, StoreError> {
-        match cmd("ROLE").query(&mut connection).map_err(|error| self.failed(&error))? {
+    fn check_role(&self, mut connection: Connection, until: Instant) -> Result<Connection, StoreError> {
+        let failed = |error: RedisError| self.failed(&error);
+        connection.set_read_timeout(Some(left_until(until))).map_err(failed)?;
+        match cmd("ROLE").query(&mut connection).map_err(failed)? {
             Value::Array(role) if matches!(role.first(), Some(Value::BulkString(role)) if role == b"master") => {
                 Ok(connection)
             }
-            _ => Err(StoreError::Refuses("it is not a primary, or not yet".to_owned())),
+            _ => Err(StoreError::Refuses("it is a replica, or a fail-over has not ended".to_owned())),
         }
     }
 
@@ -182,7 +198,7 @@ impl Connector {
         address: ConnectionAddr,
         login: &Login,
         database: i64,
-        timeout: Duration,
+        until: Instant,
     ) -> Result<Connection, StoreError> {
         let failed = |error: RedisError| self.failed(&error);
         let mut of_redis = RedisConnectionInfo::default()
@@ -201,15 +217,31 @@ impl Connector {
             Some(tls) => Client::build_with_tls(info, certificates(tls)?).map_err(failed)?,
             None => Client::open(info).map_err(failed)?,
         };
-        let connection = client.get_connection_with_timeout(timeout).map_err(failed)?;
-        connection.set_read_timeout(Some(timeout)).map_err(failed)?;
-        connection.set_write_timeout(Some(timeout)).map_err(failed)?;
+        client.get_connection_with_timeout(left_until(until)).map_err(failed)
+    }
+
+    /// A connection whose answers may take as long as any other answer.
+    fn ready(&self, connection: Connection) -> Result<Connection, StoreError> {
+        let failed = |error: RedisError| self.failed(&error);
+        connection.set_read_timeout(Some(self.timeout)).map_err(failed)?;
+        connection.set_write_timeout(Some(self.timeout)).map_err(failed)?;
         Ok(connection)
     }
 
     const fn database(&self) -> i64 {
         self.location.database()
     }
+}
+
+/// The time until then, for a system call that may wait.
+pub fn left_until(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(SHORTEST)
+}
+
+/// When the first of so many servers must have answered, so that each has its part of the time.
+pub fn share(until: Instant, servers: usize) -> Instant {
+    let servers = u32::try_from(servers).unwrap_or(u32::MAX).max(1);
+    Instant::now() + left_until(until) / servers
 }
 
 /// Whether a connection must be given up, because the store is a replica since a fail-over.
@@ -257,7 +289,7 @@ fn certificates(tls: &Tls) -> Result<TlsCertificates, StoreError> {
 }
 
 /// The error, with the host that it is of.
-fn named(error: StoreError, name: impl FnOnce(String) -> String) -> StoreError {
+pub fn named(error: StoreError, name: impl FnOnce(String) -> String) -> StoreError {
     match error {
         StoreError::Unreachable(why) => StoreError::Unreachable(name(why)),
         StoreError::Refuses(why) => StoreError::Refuses(name(why)),

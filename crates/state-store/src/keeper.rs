@@ -136,7 +136,7 @@ impl Keeper {
             Reply::Absent => Ok(Claimed::Absent),
             Reply::Unsaved => Ok(Claimed::Unsaved),
             Reply::Asked => Ok(Claimed::Asked),
-            Reply::Done | Reply::Moved => Err(unexpected()),
+            Reply::Done | Reply::Moved => Err(StoreError::unexpected()),
         };
         holds.into_iter().zip(replies).map(claimed).collect()
     }
@@ -181,7 +181,7 @@ impl Keeper {
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
             (Reply::Asked, _) => Ok(Saved::Asked),
-            (Reply::Taken(_) | Reply::Answered(_) | Reply::Unsaved, _) => Err(unexpected()),
+            (Reply::Taken(_) | Reply::Answered(_) | Reply::Unsaved, _) => Err(StoreError::unexpected()),
         };
         holds.into_iter().zip(changes).zip(replies).map(saved).collect()
     }
@@ -231,10 +231,6 @@ impl Keeper {
             return Ok(Vec::new());
         }
         let replies = self.store.apply(&operations)?;
-        if replies.len() == operations.len() { Ok(replies) } else { Err(unexpected()) }
+        if replies.len() == operations.len() { Ok(replies) } else { Err(StoreError::unexpected()) }
     }
-}
-
-fn unexpected() -> StoreError {
-    StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
 }

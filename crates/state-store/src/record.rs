@@ -204,7 +204,9 @@ pub enum Effect<'a> {
 pub struct Settings {
     /// A record that is not written for this long expires.
     pub ttl: Duration,
-    /// The longest time to wait for a store on the network.
+    /// The longest time to wait for an answer of a store on the network, and for a connection to it. An operation may
+    /// need both. With sentinels or a cluster, it may also wait this long for an answer about where the primary is. A
+    /// slot that has moved is asked for once more.
     pub timeout: Duration,
     /// The name under which other servers ask this one for sequences ([`Op::Resume`]). `None` if the records of its sequences
     /// always have the newest states.
@@ -239,6 +241,13 @@ pub enum StoreError {
         /// That the store takes.
         most: usize,
     },
+}
+
+impl StoreError {
+    /// The store's answer is none that a store gives to this question.
+    pub(crate) fn unexpected() -> Self {
+        Self::Damaged("it gave an answer that does not belong to the question".to_owned())
+    }
 }
 
 /// A place for records.

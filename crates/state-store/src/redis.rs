@@ -1,11 +1,12 @@
 //! A store in Valkey or Redis (6.2 or newer).
 //!
-//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended; then it has the answer to the
-//! END, too), and `b{KEY}TOKEN`, the blob. The token is part of the blob's key, so a save is one plain command, `SET … XX`, which finds nothing after another
-//! server has taken the sequence. Operations that depend on the record are scripts. They are sent as text, because a store
-//! forgets its scripts when it restarts.
+//! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended; then it has the answer
+//! to the END, too), and `b{KEY}TOKEN`, the blob. The token is part of the blob's key, so a save is one plain command,
+//! `SET … XX`, which finds nothing after another server has taken the sequence. Operations that depend on the record are
+//! scripts. They are sent as text, because a store forgets its scripts when it restarts.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use redis::{Cmd, Value, cmd};
 
@@ -20,6 +21,10 @@ const MOST_BYTES: usize = 512 << 20;
 
 // KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag.
 // A server whose process has ended no longer hears its channel.
+//
+// A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
+// connection. So RESUME and END write in this case, too: a first END whose WAIT has failed may be on no replica yet.
+// The write extends the life of the record.
 const START: &str = "local t = redis.call('HGET', KEYS[1], 't')
 local o = redis.call('HGET', KEYS[1], 'o')
 if ARGV[5] == '1' and t and t ~= '' and o and o ~= '' and o ~= ARGV[4]
@@ -33,7 +38,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const RESUME: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
-if t == '' then return {'ended', redis.call('HGET', KEYS[1], 'a') or ''} end
+if t == '' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return {'ended', redis.call('HGET', KEYS[1], 'a') or ''}
+end
 local from, to = KEYS[2] .. t, KEYS[2] .. ARGV[1]
 if redis.call('EXISTS', from) == 0 then return 'absent' end
 local o = redis.call('HGET', KEYS[1], 'o')
@@ -71,7 +79,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const END: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
-if t == '' then return 'ended' end
+if t == '' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return 'ended'
+end
 local blob = KEYS[2] .. t
 if redis.call('EXISTS', blob) == 0 then return 'absent' end
 if t ~= ARGV[1] then return 'moved' end
@@ -109,7 +120,8 @@ impl RedisStore {
         let (replies, connector) = match &self.servers {
             Servers::One(server) => {
                 let commands: Vec<_> = commands.iter().map(|(_, command)| command).collect();
-                (server.send(&commands, has_writes)?.replies()?, server.connector())
+                let until = Instant::now() + self.settings.timeout;
+                (server.send(&commands, has_writes, until)?.replies(None)?, server.connector())
             }
             Servers::Cluster(cluster) => (cluster.send(commands, has_writes)?, cluster.connector()),
         };
@@ -157,7 +169,7 @@ impl Store for RedisStore {
         let mut values = self.send(&all, has_writes)?.into_iter();
         let mut replies = Vec::new();
         for (_, operation) in operations {
-            let value = values.next().ok_or_else(unexpected)?;
+            let value = values.next().ok_or_else(StoreError::unexpected)?;
             if let Op::Save { .. } = operation {
                 values.next();
             }
@@ -248,7 +260,7 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             (1, Some(Value::BulkString(blob))) => Ok(Reply::Taken(blob)),
             (2, Some(Value::BulkString(answer))) if answer.is_empty() => Ok(Reply::Ended),
             (2, Some(Value::BulkString(answer))) => Ok(Reply::Answered(answer)),
-            _ => Err(unexpected()),
+            _ => Err(StoreError::unexpected()),
         },
         (_, Value::BulkString(word)) => match word.as_slice() {
             b"done" => Ok(Reply::Done),
@@ -257,17 +269,13 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             b"absent" => Ok(Reply::Absent),
             b"unsaved" => Ok(Reply::Unsaved),
             b"asked" => Ok(Reply::Asked),
-            _ => Err(unexpected()),
+            _ => Err(StoreError::unexpected()),
         },
-        _ => Err(unexpected()),
+        _ => Err(StoreError::unexpected()),
     }
 }
 
 fn check_size<'a>(blob: &&'a [u8]) -> Result<&'a [u8], StoreError> {
     let bytes = blob.len();
     if bytes > MOST_BYTES { Err(StoreError::TooLarge { bytes, most: MOST_BYTES }) } else { Ok(blob) }
-}
-
-fn unexpected() -> StoreError {
-    StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
 }

@@ -1,7 +1,7 @@
 //! One server of Valkey or Redis: its connections, and what is sent over them.
 //!
-//! After an error, a connection is not used again, because late replies would be taken for those of other commands. Not for:
-//! what commands mean, and which server has a key.
+//! After an error, a connection is not used again, because late replies would be taken for those of other commands. Not
+//! for: what commands mean, and which server has a key.
 
 use std::mem;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, Connection, RedisError, Value, cmd};
 
-use crate::connector::{Connector, is_of_replica};
+use crate::connector::{Connector, is_of_replica, left_until};
 use crate::location::Host;
 use crate::record::StoreError;
 
@@ -64,8 +64,9 @@ impl Server {
         &self.connector
     }
 
-    /// Sends commands together. If there is one that writes, [`Sent::replies`] also waits for replicas.
-    pub fn send(&self, commands: &[&Cmd], has_writes: bool) -> Result<Sent<'_>, StoreError> {
+    /// Sends commands together, over a connection that is free or made by `until`. If there is a command that writes,
+    /// [`Sent::replies`] also waits for replicas.
+    pub fn send(&self, commands: &[&Cmd], has_writes: bool, until: Instant) -> Result<Sent<'_>, StoreError> {
         let waits = has_writes && self.replicas > 0;
         let mut wait = cmd("WAIT");
         wait.arg(self.replicas).arg((self.connector.timeout() / 2).as_millis().to_string());
@@ -73,16 +74,19 @@ impl Server {
         let commands = commands.iter().copied().chain(waits.then_some(&wait));
         let count = commands.map(|command| packed.extend(command.get_packed_command())).count();
         let free = self.links.iter().find_map(Mutex::try_lock);
-        let link = free.unwrap_or_else(|| self.links[0].lock());
+        let busy = || StoreError::Unreachable("all connections to it wait for answers".to_owned());
+        let link = free.or_else(|| self.links[0].try_lock_until(until)).ok_or_else(busy)?;
         let mut sent = Sent { server: self, link, connection: None, is_new: false, packed, count, waits };
-        sent.write()?;
+        sent.write(until)?;
         Ok(sent)
     }
 
     /// Hears the messages of a channel, as [`crate::Store::listen`] says.
     pub fn listen(&self, channel: &str, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         let failed = |error: RedisError| self.connector.failed(&error);
-        let mut connection = self.connect()?;
+        let mut connection = self.connect(Instant::now() + self.connector.timeout())?;
+        // The subscription below would ignore that the store denies it.
+        cmd("SUBSCRIBE").arg(channel).query::<Value>(&mut connection).map_err(failed)?;
         let mut subscription = connection.as_pubsub();
         loop {
             // Again and again, because a connection that is broken need not show it otherwise.
@@ -103,10 +107,10 @@ impl Server {
         }
     }
 
-    fn connect(&self) -> Result<Connection, StoreError> {
+    fn connect(&self, until: Instant) -> Result<Connection, StoreError> {
         match &self.host {
-            Some(host) => self.connector.connect_to(host),
-            None => self.connector.connect(),
+            Some(host) => self.connector.connect_to(host, until),
+            None => self.connector.connect(until),
         }
     }
 
@@ -116,22 +120,23 @@ impl Server {
         match took {
             Some(Value::Int(took)) if took >= i64::from(wanted) => Ok(()),
             Some(Value::Int(took)) => {
-                Err(StoreError::Refuses(format!("{took} replicas took the write, and {wanted} are asked for")))
+                Err(StoreError::Refuses(format!("{took} of {wanted} replicas confirmed the write in time")))
             }
             Some(Value::ServerError(error)) => Err(self.connector.failed(&error.into())),
-            _ => Err(unexpected()),
+            _ => Err(StoreError::unexpected()),
         }
     }
 }
 
 impl Sent<'_> {
-    /// The replies, which may be errors of the server. If the server has closed the connection since it was used last, sends
-    /// the commands once more: each operation can be repeated.
-    pub fn replies(mut self) -> Result<Vec<Value>, StoreError> {
-        let replies = match self.read() {
+    /// The replies, which may be errors of the server. Waits until `until` before each part that comes, or as long as
+    /// for any other answer. If the server has closed the connection since it was used last, sends the commands once
+    /// more: each operation can be repeated.
+    pub fn replies(mut self, until: Option<Instant>) -> Result<Vec<Value>, StoreError> {
+        let replies = match self.read(until) {
             Err(error) if error.is_connection_dropped() && !self.is_new => {
-                self.write()?;
-                self.read()
+                self.write(until.unwrap_or_else(|| Instant::now() + self.server.connector.timeout()))?;
+                self.read(until)
             }
             read => read,
         };
@@ -145,8 +150,8 @@ impl Sent<'_> {
         }
         if self.waits {
             let took = replies.pop();
-            // The reason why nothing was written is among the other replies.
-            if !replies.iter().any(|reply| matches!(reply, Value::ServerError(_))) {
+            // If nothing was written, the reason is among the other replies.
+            if !replies.iter().all(|reply| matches!(reply, Value::ServerError(_))) {
                 self.server.check_replicas(took)?;
             }
         }
@@ -154,7 +159,7 @@ impl Sent<'_> {
     }
 
     /// Sends the commands over the connection of the link, or over a new one.
-    fn write(&mut self) -> Result<(), StoreError> {
+    fn write(&mut self, until: Instant) -> Result<(), StoreError> {
         let closed = Link::Closed { why: StoreError::Unreachable("not tried".to_owned()), retry: Instant::now() };
         match mem::replace(&mut *self.link, closed) {
             Link::Open(mut connection) => match connection.send_packed_command(&self.packed) {
@@ -172,7 +177,7 @@ impl Sent<'_> {
             Link::Closed { .. } => {}
         }
         self.is_new = true;
-        let connection = self.server.connect().inspect_err(|why| {
+        let connection = self.server.connect(until).inspect_err(|why| {
             *self.link = Link::Closed { why: why.clone(), retry: Instant::now() + RETRY_AFTER };
         });
         let connection = self.connection.insert(connection?);
@@ -181,8 +186,11 @@ impl Sent<'_> {
     }
 
     /// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
-    fn read(&mut self) -> Result<Vec<Value>, RedisError> {
-        let connection = &mut self.connection;
+    fn read(&mut self, until: Option<Instant>) -> Result<Vec<Value>, RedisError> {
+        let (connection, timeout) = (&mut self.connection, self.server.connector.timeout());
+        if let Some(connection) = connection {
+            connection.set_read_timeout(Some(until.map_or(timeout, left_until)))?;
+        }
         let mut read = || connection.as_mut().map(Connection::recv_response);
         (0..self.count).filter_map(|_| read()).collect()
     }
@@ -191,8 +199,4 @@ impl Sent<'_> {
         self.connection = None;
         self.server.connector.failed(error)
     }
-}
-
-fn unexpected() -> StoreError {
-    StoreError::Damaged("it gave an answer that does not belong to the question".to_owned())
 }

@@ -79,8 +79,13 @@ pub fn asked_and_released(location: &str, waits: impl FnOnce()) {
         heard.unwrap();
         asked
     });
-    while !is_ready.load(Ordering::Acquire) {
+    while !is_ready.load(Ordering::Acquire) && !listener.is_finished() {
         thread::yield_now();
+    }
+    if listener.is_finished() {
+        // Panics with the reason.
+        listener.join().unwrap();
+        panic!("it does not listen");
     }
     waits();
     assert_eq!(claim_until_taken(&other, b"n7"), b"newest");

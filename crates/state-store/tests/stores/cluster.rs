@@ -110,7 +110,91 @@ fn a_cluster_is_reached_with_tls() {
     let alone = Valkey::on_network(&[]);
     let error =
         self::keeper(&format!("redis+cluster://localhost:{}", alone.port())).claim(&[(b"n7", true)]).unwrap_err();
-    assert!(error.to_string().contains("cluster support disabled"), "{error}");
+    let words = ["'redis://HOST:PORT'", "cluster support disabled"];
+    assert!(matches!(&error, StoreError::Denied(why) if words.iter().all(|word| why.contains(word))), "{error}");
+}
+
+/// A cluster of one server, which has all slots and serves those that it has.
+fn alone() -> Valkey {
+    let bus = free_port().to_string();
+    let valkey = Valkey::on_network(&[
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        &bus,
+        "--cluster-require-full-coverage",
+        "no",
+    ]);
+    valkey.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_until(|| valkey.ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok"));
+    valkey
+}
+
+fn slot_of(valkey: &Valkey, id: &str) -> String {
+    valkey.ask::<u16>(&["CLUSTER", "KEYSLOT", &format!("o{{model/1:{id}}}")]).to_string()
+}
+
+#[test]
+fn a_slot_that_no_server_has_is_looked_for_again() {
+    let valkey = alone();
+    let location = format!("redis+cluster://127.0.0.1:{}", valkey.port());
+    let (keeper, slot) = (keeper(&location), slot_of(&valkey, "n7"));
+    let claims = |id: &[u8]| keeper.claim(&[(id, false)]);
+    assert!(matches!(claims(b"n7").unwrap()[0], Claimed::Absent));
+    valkey.command(&["CLUSTER", "DELSLOTS", &slot]);
+    let error = claims(b"n7").unwrap_err();
+    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("ClusterDown")), "{error}");
+    let words = format!("no server of the cluster has slot {slot}");
+    wait_until(|| matches!(claims(b"n7"), Err(StoreError::Unreachable(why)) if why == words));
+    assert!(claims(b"n8").is_ok());
+    // Whoever takes it for a server without a cluster is told what to write.
+    let error = self::keeper(&valkey.network()).claim(&[(b"n7", false)]).unwrap_err();
+    assert!(matches!(&error, StoreError::Denied(why) if why.contains("'redis+cluster://HOST:PORT'")), "{error}");
+    valkey.command(&["CLUSTER", "ADDSLOTS", &slot]);
+    wait_until(|| claims(b"n7").is_ok());
+}
+
+#[test]
+fn a_server_that_knows_no_slots_is_not_believed() {
+    let (valkey, bus) = (alone(), free_port().to_string());
+    let empty = Valkey::on_network(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    let location = format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}", empty.port(), valkey.port());
+    for _ in 0..8 {
+        assert!(matches!(keeper(&location).claim(&[(b"n7", false)]).unwrap()[0], Claimed::Absent));
+    }
+    let error = keeper(&format!("redis+cluster://127.0.0.1:{}", empty.port())).claim(&[(b"n7", false)]).unwrap_err();
+    assert!(matches!(&error, StoreError::Unreachable(why) if why.contains("knows no server")), "{error}");
+}
+
+#[test]
+fn operations_go_on_with_the_slots_that_were_known() {
+    let valkey = alone();
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "secret").unwrap();
+    let user = format!("writer@127.0.0.1:{}?password_file={}", valkey.port(), secret.path().display());
+    let settings = Settings { server: Some(Token::random().unwrap()), ..SETTINGS };
+    let store = state_store::open(&Location::new(&format!("redis+cluster://{user}")).unwrap(), settings).unwrap();
+    let keeper = Keeper::new(store, "m", settings);
+    valkey.command(&writer(&["+cluster|slots"]));
+    start(&keeper, b"n7", b"one");
+    let slot: u16 = valkey.ask(&["CLUSTER", "KEYSLOT", "o{m:n8}"]);
+    // Nobody tells which server has slots, and an error makes the keeper ask.
+    valkey.command(&writer(&["-subscribe"]));
+    valkey.command(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
+    for _ in 0..3 {
+        assert!(keeper.claim(&[(b"n8", false)]).is_err());
+        assert_eq!(taken(&keeper, b"n7").1, b"one");
+        std::thread::sleep(Duration::from_millis(110));
+    }
+    // It may not listen: that is said once, and is tried again.
+    let error = keeper.listen(&mut |_| true).unwrap_err();
+    assert!(matches!(&error, StoreError::Denied(why) if why.contains("subscribe")), "{error}");
+    let mut left = 3;
+    let listened = keeper.listen(&mut |_| {
+        left -= 1;
+        left > 0
+    });
+    listened.unwrap();
 }
 
 #[test]
@@ -141,7 +225,7 @@ fn sequences_go_on_after_a_slot_has_moved() {
 #[test]
 fn sequences_go_on_after_a_fail_over_and_have_replicas() {
     let mut cluster = ClusterOfFour::start();
-    let (first, other) = (cluster.id_in(0..5461), cluster.id_in(5461..16384));
+    let (first, other) = (cluster.id_in(0..5461), cluster.id_in(5461..10923));
     let settings = Settings { replicas: 1, ..SETTINGS };
     let store = state_store::open(&Location::new(&cluster.location()).unwrap(), settings).unwrap();
     let with_replica = Keeper::new(store, "model/1", settings);
@@ -149,7 +233,24 @@ fn sequences_go_on_after_a_fail_over_and_have_replicas() {
     assert!(matches!(save(&with_replica, &hold, b"two"), Saved::Done(_)));
     // Its primary has none.
     let error = with_replica.save(&[Change::Start(other.as_bytes(), b"one")]).unwrap_err();
-    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("0 replicas")), "{error}");
+    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("0 of 1 replicas")), "{error}");
+    // The second primary sends one of two starts to the first one, and has no replica for the other one. This keeper
+    // learns where the slots are before one of them moves.
+    let store = state_store::open(&Location::new(&cluster.location()).unwrap(), settings).unwrap();
+    let with_replica = Keeper::new(store, "model/1", settings);
+    taken(&with_replica, first.as_bytes());
+    let (slot, id) = (cluster.slot(&other).to_string(), |node| cluster.id(node));
+    cluster.nodes[0].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(1)]);
+    cluster.nodes[1].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(0)]);
+    let keys: Vec<String> = cluster.nodes[1].ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "10"]);
+    keys.iter().for_each(|key| cluster.nodes[1].command(&["DEL", key]));
+    for node in [0, 1] {
+        cluster.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(0)]);
+    }
+    let second = (0..).map(|number| format!("s{number}")).find(|id| (5461..10923).contains(&cluster.slot(id))).unwrap();
+    let starts = [Change::Start(other.as_bytes(), b"one"), Change::Start(second.as_bytes(), b"one")];
+    let error = with_replica.save(&starts).unwrap_err();
+    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("0 of 1 replicas")), "{error}");
     let keeper = keeper(&cluster.location());
     let of_other = start(&keeper, other.as_bytes(), b"one");
     cluster.nodes[0].signal(Signal::STOP);

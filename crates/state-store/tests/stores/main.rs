@@ -238,8 +238,8 @@ fn an_ended_sequence_does_not_come_back() {
 
 #[test]
 fn the_answer_to_an_end_is_kept_until_the_id_is_used_again() {
-    let (_valkey, _folder, locations) = stores();
-    for location in locations {
+    let stores = Stores::new();
+    for location in stores.locations() {
         let keeper = keeper(&location);
         let hold = start(&keeper, b"n7", b"one");
         assert!(matches!(keeper.save(&[Change::End(&hold, b"bye")]).unwrap()[0], Saved::Done(_)));
@@ -308,6 +308,21 @@ fn a_store_that_does_not_answer_is_an_error_within_its_time_and_serves_again_lat
         }
     };
     assert!(matches!(claimed, Claimed::Taken(_, blob) if blob == b"one" || blob == b"x"));
+}
+
+#[test]
+fn no_request_waits_for_the_requests_before_it_when_a_store_does_not_answer() {
+    let mut valkey = Valkey::start(&[]);
+    let keeper = keeper(&valkey.location(""));
+    start(&keeper, b"n7", b"one");
+    valkey.signal(Signal::STOP);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..30 {
+            scope.spawn(|| assert!(keeper.claim(&[(b"n7", true)]).is_err()));
+        }
+    });
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `replicas`: a write counts when replicas have it.
 
+use super::valkey::wait_until;
 use super::*;
 
 fn with_replica(location: &str) -> Keeper {
@@ -9,7 +10,7 @@ fn with_replica(location: &str) -> Keeper {
 
 fn refused<T: std::fmt::Debug>(result: Result<T, StoreError>) {
     let error = result.unwrap_err();
-    let words = "0 replicas took the write, and 1 are asked for";
+    let words = "0 of 1 replicas confirmed the write in time";
     assert!(matches!(&error, StoreError::Refuses(why) if why.contains(words)), "{error}");
 }
 
@@ -42,6 +43,24 @@ fn a_write_that_no_replica_has_is_refused() {
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
     }
+}
+
+#[test]
+fn an_end_that_no_replica_has_is_refused_whoever_repeats_it() {
+    let primary = Valkey::on_network(&[]);
+    let mut replica = Valkey::replica(&primary);
+    let owner = with_replica(&primary.location(""));
+    let hold = start(&owner, b"n7", b"one");
+    replica.signal(Signal::STOP);
+    let end = || [Change::End(&hold, b"bye")];
+    refused(owner.save(&end()));
+    // Each has a connection that has written nothing yet.
+    refused(with_replica(&primary.location("")).claim(&[(b"n7", false)]));
+    refused(with_replica(&primary.location("")).save(&end()));
+    replica.signal(Signal::CONT);
+    wait_until(|| with_replica(&primary.location("")).claim(&[(b"n7", false)]).is_ok());
+    assert!(matches!(claim(&owner, b"n7"), Claimed::Ended(answer) if answer == b"bye"));
+    assert!(matches!(owner.save(&end()).unwrap()[0], Saved::Done(_)));
 }
 
 #[test]

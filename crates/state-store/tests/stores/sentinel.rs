@@ -53,7 +53,7 @@ fn sentinels_that_know_nothing_or_do_not_answer_are_errors() {
     // A sentinel that has not noticed a change yet.
     valkey.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let error = fails(&format!("redis+sentinel://localhost:{}/main", sentinel.port));
-    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("not a primary")), "{error}");
+    assert!(matches!(&error, StoreError::Refuses(why) if why.contains("it is a replica")), "{error}");
 }
 
 #[test]
@@ -86,6 +86,16 @@ fn primary_and_sentinels_have_passwords_and_rights_of_their_own() {
     denied(&of_sentinel, "role");
     primary.command(&writer(&["+role", "+wait"]));
     start(&with(&of_sentinel), b"n7", b"one");
+    // A user of the sentinels with the rights that docs/cluster.md lists.
+    let of_asker = format!("&sentinel_user=asker&sentinel_password_file={}", file("of-asker"));
+    let asker = |rights: &[&str]| {
+        let words = ["ACL", "SETUSER", "asker", "on", ">of-asker", "-@all", "+auth"];
+        sentinel.query_as::<()>("of-sentinel", &[&words, rights].concat());
+    };
+    asker(&[]);
+    denied(&of_asker, "sentinel");
+    asker(&["+sentinel|get-master-addr-by-name"]);
+    start(&with(&of_asker), b"n7", b"one");
 }
 
 #[test]

@@ -41,11 +41,27 @@ impl Valkey {
     fn listening(port: u16, options: &[&str]) -> Self {
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut valkey = Self { folder: tempfile::tempdir().unwrap(), options, process: None, port };
-        valkey.start_again();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !valkey.starts() {
+            assert!(Instant::now() < until, "{}", valkey.log());
+            if port != 0 {
+                // Another process may have taken it meanwhile.
+                valkey.port = free_port();
+            }
+        }
         valkey
     }
 
     pub fn start_again(&mut self) {
+        wait_until(|| self.starts());
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+
+    /// False if its process ends at once, as it does if its port is not free.
+    fn starts(&mut self) -> bool {
         let log = fs::File::create(self.folder.path().join("log")).unwrap();
         let process = Command::new(program())
             .args(["--port", &self.port.to_string(), "--repl-diskless-sync-delay", "0"])
@@ -55,13 +71,18 @@ impl Valkey {
             .current_dir(self.folder.path())
             .stdout(Stdio::from(log))
             .spawn();
-        self.process = Some(process.unwrap());
+        let mut process = process.unwrap();
         let until = Instant::now() + Duration::from_secs(20);
         while let Err(error) = UnixStream::connect(self.socket()) {
             assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused), "{error}");
-            assert!(Instant::now() < until, "{}", fs::read_to_string(self.folder.path().join("log")).unwrap());
+            if process.try_wait().unwrap().is_some() {
+                return false;
+            }
+            assert!(Instant::now() < until, "{}", self.log());
             thread::sleep(Duration::from_millis(5));
         }
+        self.process = Some(process);
+        true
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -70,6 +91,11 @@ impl Valkey {
 
     pub fn location(&self, options: &str) -> String {
         format!("unix:{}{options}", self.socket().display())
+    }
+
+    /// Without a database, which a cluster doesn't have.
+    pub fn network(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
     }
 
     pub const fn port(&self) -> u16 {
@@ -139,19 +165,7 @@ impl Sentinel {
 
     /// The same, where a primary listens on this machine.
     pub fn of_port(primary: u16) -> Self {
-        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
-        let settings = format!(
-            "port {port}\nsentinel monitor main 127.0.0.1 {primary} 1\nsentinel down-after-milliseconds main 300\n\
-             sentinel failover-timeout main 2000\n"
-        );
-        // The sentinel writes what it learns into this file.
-        let file = folder.path().join("sentinel.conf");
-        fs::write(&file, settings).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
-        let process =
-            Command::new(program()).arg(file).arg("--sentinel").current_dir(folder.path()).stdout(log).spawn();
-        let sentinel = Self { _folder: folder, process: process.unwrap(), port };
-        wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let sentinel = (0..10).find_map(|_| Self::starts(primary)).expect("it ends at once");
         // It asks its stores more often than once in ten seconds.
         sentinel.query::<()>(&[
             "SENTINEL",
@@ -164,6 +178,28 @@ impl Sentinel {
             "100",
         ]);
         sentinel
+    }
+
+    /// `None` if its process ends at once, as it does if its port is not free.
+    fn starts(primary: u16) -> Option<Self> {
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        let settings = format!(
+            "port {port}\nsentinel monitor main 127.0.0.1 {primary} 1\nsentinel down-after-milliseconds main 300\n\
+             sentinel failover-timeout main 2000\n"
+        );
+        // The sentinel writes what it learns into this file.
+        let file = folder.path().join("sentinel.conf");
+        fs::write(&file, settings).unwrap();
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let process =
+            Command::new(program()).arg(file).arg("--sentinel").current_dir(folder.path()).stdout(log).spawn();
+        let mut sentinel = Self { _folder: folder, process: process.unwrap(), port };
+        let mut has_ended = false;
+        wait_until(|| {
+            has_ended = sentinel.process.try_wait().unwrap().is_some();
+            has_ended || TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        (!has_ended).then_some(sentinel)
     }
 
     /// Waits until it could make a replica the primary.
@@ -179,8 +215,16 @@ impl Sentinel {
     }
 
     pub fn query<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.query_as("", words)
+    }
+
+    /// The same, with a password.
+    pub fn query_as<T: redis::FromRedisValue>(&self, password: &str, words: &[&str]) -> T {
         let address = redis::ConnectionAddr::Tcp("127.0.0.1".to_owned(), self.port);
         let mut connection = redis::Client::open(address).unwrap().get_connection().unwrap();
+        if !password.is_empty() {
+            redis::cmd("AUTH").arg(password).exec(&mut connection).unwrap();
+        }
         let mut command = redis::cmd(words[0]);
         words[1..].iter().for_each(|&word| _ = command.arg(word));
         command.query(&mut connection).unwrap()
