@@ -29,7 +29,16 @@ impl Asks {
                 asked.into_iter().for_each(|key| _ = panic::catch_and_log(|| release(key)));
                 !stops.load(Ordering::Acquire)
             };
-            while keeper.listen(hear).is_err() && hear(None) {
+            let mut told = String::new();
+            while let Err(error) = keeper.listen(hear) {
+                let why = error.to_string();
+                if why != told {
+                    log::warn!("this server doesn't hear which of its sequences other servers want, because {why}");
+                    told = why;
+                }
+                if !hear(None) {
+                    break;
+                }
                 thread::sleep(PAUSE);
             }
         };

@@ -63,7 +63,7 @@ def test_no_answered_step_is_lost_in_a_fail_over(deploy, connect, network):
     with pytest.raises(Refused) as refused:
         talk.step()
     assert word(refused.value) == "STATE_STORE_FAILED" and refused.value.code == "UNAVAILABLE", refused.value
-    assert "0 replicas took the write, and 1 are asked for" in refused.value.text, refused.value
+    assert "0 of 1 replicas confirmed the write in time" in refused.value.text, refused.value
 
 
 def test_a_sequence_that_moves_between_servers_of_a_cluster_loses_nothing(two, connect, network):
