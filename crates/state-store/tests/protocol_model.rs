@@ -26,7 +26,7 @@ enum Phase {
     /// Asks the store whether the sequence in its memory is still its own.
     Check,
     Claim,
-    /// Makes the record of a START.
+    /// Makes the record of a START, if there is none.
     Note(State),
     /// Runs, and saves the state that comes of it.
     Save(State),
@@ -166,15 +166,19 @@ impl World {
             }
             Phase::Note(state) => {
                 let new = self.new_token();
-                self.apply(Op::Start { token: token(new), blob: b"", asks: false });
-                self.servers[number].memory = Some((new, state));
+                let noted = self.apply(Op::Restore { token: token(new), blob: b"" }) == Reply::Done;
+                self.servers[number].memory = noted.then_some((new, state));
                 next(self, Phase::Save(state));
             }
             Phase::Save(state) => {
                 let blob = [state.0, state.1];
-                let of_memory = memory.map_or(0, |memory| memory.0);
+                // A START that was not noted.
+                let is_new = memory.is_none() && request == Request::Start;
+                let new = if is_new { self.new_token() } else { 0 };
+                let of_memory = memory.map_or(new, |memory| memory.0);
                 let of_memory_token = token(of_memory);
                 let reply = self.apply(match request {
+                    Request::Start if is_new => Op::Start { token: of_memory_token, blob: &blob, asks: false },
                     Request::Start | Request::Step => Op::Save { token: of_memory_token, blob: &blob },
                     Request::End => Op::End { token: of_memory_token, answer: b"" },
                 });

@@ -28,7 +28,8 @@ struct Unsaved {
     lane: u32,
     id: SequenceId,
     key: Vec<u8>,
-    hold: Hold,
+    /// `None` for a START that has no record yet.
+    hold: Option<Hold>,
     /// The new state, behind the answer if that is kept; `None` if the sequence is over.
     state: Option<Vec<u8>>,
     /// The answer, if that is kept and the sequence is over.
@@ -37,9 +38,11 @@ struct Unsaved {
 
 impl Unsaved {
     fn change(&self) -> Change<'_> {
-        match &self.state {
-            Some(state) => Change::Step(&self.hold, state),
-            None => Change::End(&self.hold, &self.answer),
+        match (&self.hold, &self.state) {
+            (Some(hold), Some(state)) => Change::Step(hold, state),
+            (None, Some(state)) => Change::Start(&self.key, state),
+            (Some(hold), None) => Change::End(hold, &self.answer),
+            (None, None) => Change::Erase(&self.key),
         }
     }
 }
@@ -119,7 +122,14 @@ impl Stored {
     }
 
     /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved.
-    pub(super) fn save_steps(&self, instance: &mut Instance, answered: &mut [Answered], members: &[Member]) {
+    /// `left`: the rows that have steps left.
+    pub(super) fn save_steps(
+        &self,
+        instance: &mut Instance,
+        answered: &mut [Answered],
+        left: &[Row],
+        members: &[Member],
+    ) {
         let (mut unsaved, mut bytes) = (Vec::new(), 0);
         // A sequence that has ended before one with its id that has begun.
         let mut order: Vec<_> = (0..answered.len()).collect();
@@ -138,34 +148,65 @@ impl Stored {
             }
         }
         self.send(instance, answered, unsaved);
+        self.take_records(left, members);
     }
 
-    /// Takes the records of STARTs before they run. So a START that takes long replaces no sequence of its id that another server
-    /// has begun meanwhile. One whose client has gone takes no record: it may have been sent again to another server.
+    /// Makes the records of STARTs before they run, if the store has no sequence of their ids. So a START that takes long
+    /// replaces no sequence of its id that another server begins meanwhile. If the store has one, which of the two is younger
+    /// can't be known: it is replaced when the START has run, because the START may be cancelled until then.
     fn note_starts(&self, rows: &mut [Row]) {
-        let starts = |row: &Row| row.state.start && !row.is_under_way() && row.problem.is_none();
-        let begins: Vec<_> = rows.iter_mut().filter(|row| starts(row) && !row.request.is_cancelled()).collect();
-        let begins: Vec<_> = begins
-            .into_iter()
-            .filter_map(|row| {
-                let key = row.key.as_ref()?;
-                Some((key.lane?, key_of(&key.id), row))
-            })
-            .collect();
-        let changes: Vec<_> = begins.iter().map(|(_, key, _)| Change::Start(key, b"")).collect();
+        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && row.problem.is_none();
+        let mut begins = Vec::new();
+        for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
+            let Some((lane, key)) = row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id)))) else {
+                continue;
+            };
+            match self.keeper.hold(&key) {
+                Ok(hold) => begins.push((lane, key, hold, row)),
+                Err(source) => refuse(row, |id| failed(id, &source)),
+            }
+        }
+        let changes: Vec<_> = begins.iter().map(|(_, _, hold, _)| Change::Step(hold, b"")).collect();
         match self.keeper.save(&changes) {
             Ok(saved) => {
-                let mut owned = self.sequences.lock();
-                for ((lane, key, _), saved) in begins.into_iter().zip(saved) {
-                    if let Saved::Done(hold) = saved {
-                        owned.insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
-                    }
+                for ((lane, key, ..), saved) in begins.into_iter().zip(saved) {
+                    self.begins(lane, key, saved);
                 }
             }
             Err(source) => {
                 self.not_written(&source);
-                begins.into_iter().for_each(|(_, _, row)| refuse(row, |id| failed(id, &source)));
+                begins.into_iter().for_each(|(.., row)| refuse(row, |id| failed(id, &source)));
             }
+        }
+    }
+
+    /// Takes the records of STARTs that have steps left, and whose ids the store had. So what other servers do with these
+    /// meanwhile is not overwritten when they have made their last step, or have failed.
+    fn take_records(&self, left: &[Row], members: &[Member]) {
+        let lane = |row: &Row| row.key.as_ref().and_then(|key| key.lane);
+        let is_left = |member: &&Member| left.iter().any(|row| lane(row) == Some(member.lane));
+        let has_none = |member: &&Member| member.starts && self.sequences.lock().get(member.lane).is_none();
+        let begins: Vec<_> = members.iter().filter(is_left).filter(has_none).collect();
+        let keys: Vec<_> = begins.iter().map(|member| key_of(&member.id)).collect();
+        let changes: Vec<_> = keys.iter().map(|key| Change::Start(key, b"")).collect();
+        match self.keeper.save(&changes) {
+            Ok(saved) => {
+                for ((member, key), saved) in begins.into_iter().zip(keys.iter().cloned()).zip(saved) {
+                    self.begins(member.lane, key, saved);
+                }
+            }
+            // They are saved as a whole after their last step.
+            Err(error) => {
+                self.not_written(&error);
+                log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len());
+            }
+        }
+    }
+
+    /// A START has the record of its sequence.
+    fn begins(&self, lane: u32, key: Vec<u8>, saved: Saved) {
+        if let Saved::Done(hold) = saved {
+            self.sequences.lock().insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
         }
     }
 
@@ -173,9 +214,16 @@ impl Stored {
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, starts, .. } = members.iter().find(|member| member.lane == lane)?;
-        // Without one, it was not found in the store, could not be taken from there, or has not begun.
-        let hold = self.sequences.lock().get(lane)?.hold.clone();
+        let Member { id, starts, is_under_way, .. } = members.iter().find(|member| member.lane == lane)?;
+        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone());
+        if hold.is_none() && !starts {
+            // It was not found in the store, or could not be taken from there.
+            return None;
+        }
+        if hold.is_none() && *is_under_way && finished.outcome != Outcome::Advanced {
+            // Its START was not noted in the store, so what the record has may be another server's by now.
+            return None;
+        }
         let unsaved =
             |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), answer, state };
         match finished.outcome {
@@ -191,6 +239,8 @@ impl Stored {
                     }
                 }
             }
+            // A START whose client has gone. It may have sent it again to another server, so the record may be of that sequence.
+            Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
             // A START that has failed.
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.
