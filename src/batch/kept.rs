@@ -115,7 +115,7 @@ mod tests {
         let output = |name: &str, bytes: &[u8]| RowOutput {
             name: CString::new(name).unwrap(),
             data_type: DataType::Int8,
-            dims: [1, bytes.len() as i64].into(),
+            dims: smallvec::smallvec![1, bytes.len() as i64],
             bytes: bytes.to_vec(),
         };
         ResponseCopy {
