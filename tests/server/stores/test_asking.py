@@ -141,14 +141,15 @@ def test_a_dead_owner_is_not_asked_and_a_frozen_one_not_waited_for(two, connect,
 
 
 @pytest.mark.parametrize("kept", [stored, saved_later])
-def test_an_end_whose_client_has_gone_ends_nothing(two, connect, location_of_valkey, kept):
+def test_an_end_whose_client_has_gone_ends_nothing(two, connect, valkey, kept):
     """The client may send it again, to any server."""
-    model = served(two, kept(models.work("late_end"), location_of_valkey, worker_count=1))
+    store = valkey()
+    model = served(two, kept(models.work("late_end", max_batch_size=1), store.location, worker_count=1))
     here, there = (connect(deployment) for deployment in two)
     assert total(here.ask(model.name, fed(1), {"sequence_id": 1, "sequence_start": True})) == 1
     # The END comes while another sequence runs.
     blocks = here.send(model.name, fed(0, 10_000), {"sequence_id": 2, "sequence_start": True, "sequence_end": True})
-    two[0].settles("stateful_live_sequences", model, 2)
+    eventually(lambda: [key for key in store.ask("KEYS", "b*") if b":n2}" in key], bool)
     stream = Stream(two[0])
     stream.send(model.name, fed(10), {"sequence_id": 1, "sequence_end": True})
     two[0].settles("stateful_queued_requests", model, 1)
