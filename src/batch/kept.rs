@@ -9,6 +9,7 @@ use rows::tensor::DataType;
 use serde::{Deserialize, Serialize};
 
 use crate::model::RepeatKey;
+use crate::snapshot::{Entry, entry};
 use crate::triton::{ResponseCopy, RowOutput};
 
 const MAGIC: &[u8; 8] = b"TRTANSWR";
@@ -34,24 +35,10 @@ struct Header {
     flags: Vec<(String, bool)>,
 }
 
-/// An output of the data. The names of the fields are those of Triton's protocol.
-#[derive(Serialize, Deserialize)]
-struct Entry {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
-    byte_size: usize,
-}
-
 /// Encodes an answer, which is stored in front of the state after it. Empty if it would have more than `most` bytes.
 pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec<u8> {
     let text = |name: &CString| name.to_string_lossy().into_owned();
-    let entry = |output: &RowOutput| Entry {
-        name: text(&output.name),
-        datatype: output.data_type.protocol_name().to_owned(),
-        shape: output.dims.to_vec(),
-        byte_size: output.bytes.len(),
-    };
+    let entry = |of: &RowOutput| entry(text(&of.name), of.data_type, &of.dims, of.bytes.len());
     let header = Header {
         of,
         made,

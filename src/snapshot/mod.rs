@@ -53,11 +53,11 @@ struct CounterEntry {
 
 /// A tensor of the data. The names of the fields are those of Triton's protocol.
 #[derive(Serialize, Deserialize)]
-struct Entry {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
-    byte_size: usize,
+pub struct Entry {
+    pub name: String,
+    pub datatype: String,
+    pub shape: Vec<i64>,
+    pub byte_size: usize,
 }
 
 impl Snapshot {
@@ -164,7 +164,7 @@ fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Ite
     })
 }
 
-fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
+pub fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
     Entry { name, datatype: data_type.protocol_name().to_owned(), shape: shape.to_vec(), byte_size }
 }
 

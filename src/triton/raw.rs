@@ -38,8 +38,8 @@ pub struct RawResponse {
 #[derive(Default)]
 struct Recorded {
     outputs: Vec<RecordedOutput>,
-    numbers: Vec<(CString, i64)>,
-    flags: Vec<(CString, bool)>,
+    /// The rest.
+    copy: ResponseCopy,
 }
 
 struct RecordedOutput {
@@ -198,7 +198,7 @@ impl RawResponse {
     /// Adds a number as a parameter, if the server has parameters of responses.
     pub fn set_number(&self, name: &CStr, number: i64) -> Result<(), Error> {
         if let Some(recorded) = &mut *self.recorded.borrow_mut() {
-            recorded.numbers.push((name.to_owned(), number));
+            recorded.copy.numbers.push((name.to_owned(), number));
         }
         // SAFETY: the response is alive; the call copies the name.
         let set =
@@ -212,7 +212,7 @@ impl RawResponse {
     /// Adds a flag as a parameter, if the server has parameters of responses.
     pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
         if let Some(recorded) = &mut *self.recorded.borrow_mut() {
-            recorded.flags.push((name.to_owned(), flag));
+            recorded.copy.flags.push((name.to_owned(), flag));
         }
         // SAFETY: the response is alive; the call copies the name.
         let set =
@@ -230,7 +230,7 @@ impl RawResponse {
 
     /// A copy of what was noted. `None` if nothing was noted, or if an output is in memory of a GPU.
     pub fn copy(&mut self) -> Option<ResponseCopy> {
-        let Recorded { outputs, numbers, flags } = self.recorded.take()?;
+        let Recorded { outputs, copy: of } = self.recorded.take()?;
         let copy = |output: RecordedOutput| {
             let RecordedOutput { name, data_type, dims, start, bytes } = output;
             let mut copy = reserve(bytes).ok()?;
@@ -241,7 +241,7 @@ impl RawResponse {
             }
             Some(RowOutput { name, data_type, dims, bytes: copy })
         };
-        Some(ResponseCopy { outputs: outputs.into_iter().map(copy).collect::<Option<_>>()?, numbers, flags })
+        Some(ResponseCopy { outputs: outputs.into_iter().map(copy).collect::<Option<_>>()?, ..of })
     }
 
     /// Sends it, with the error if there is one. Nothing follows a response that is final.

@@ -146,16 +146,22 @@ impl StateStore {
             Some(Level::Step | Level::None) | None => Durability::Step,
         };
         let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
-        if replicas > 0 {
-            let bad = |why| Err(bad("replicas", replicas, why));
-            if durability != Durability::Step {
-                return bad("it has an effect only with 'durability: step', which waits for the store");
+        Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }.with_replicas().map(Some)
+    }
+
+    /// Refuses replicas that nothing waits for, or that there are none of.
+    fn with_replicas(self) -> Result<Self, ConfigError> {
+        let why = match self.replicas {
+            0 => return Ok(self),
+            _ if self.durability != Durability::Step => {
+                "it has an effect only with 'durability: step', which waits for the store"
             }
-            if !location.has_replicas() {
-                return bad("a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out");
+            _ if !self.location.has_replicas() => {
+                "a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out"
             }
-        }
-        Ok(Some(Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }))
+            _ => return Ok(self),
+        };
+        Err(bad("replicas", self.replicas, why))
     }
 
     /// Refuses the parameters for a model that core schedules.

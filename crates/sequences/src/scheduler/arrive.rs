@@ -317,7 +317,7 @@ impl<R> Scheduler<R> {
         }
         self.placed += 1;
         self.last_success.insert(lane, now);
-        self.no_longer_closing(&id, lane);
+        self.closing.remove(&id, lane);
         self.by_id.insert(id, lane);
         Ok(lane)
     }

@@ -38,6 +38,7 @@ use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
 use crate::{Finished, Outcome, SequenceId};
+use lookup::Closing;
 pub use request::{Begins, Control, Lookup, Origin, Over, OverBy, Ready, Refused, Work};
 use rules::Ids;
 pub use rules::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
@@ -137,8 +138,8 @@ pub struct Scheduler<R> {
     rules: Rules,
     ids: Ids,
     by_id: HashMap<SequenceId, u32>,
-    /// The lanes of closed sequences that have not ended yet, by id. Only if sequences are looked up.
-    closing: HashMap<SequenceId, BTreeSet<u32>>,
+    /// Only if sequences are looked up.
+    closing: Closing,
     sequences: HashMap<u32, Sequence<R>>,
     next_lane: u32,
     workers: Vec<Worker>,
@@ -173,7 +174,7 @@ impl<R> Scheduler<R> {
             rules,
             ids: Ids::new(rules.id_reuse, rules.first_id),
             by_id: HashMap::new(),
-            closing: HashMap::new(),
+            closing: Closing::default(),
             sequences: HashMap::new(),
             next_lane: 0,
             workers: std::iter::repeat_with(worker).take(workers).collect(),
@@ -195,7 +196,7 @@ impl<R> Scheduler<R> {
         let Some(sequence) = self.sequences.get_mut(&lane) else { return };
         sequence.closed = true;
         if self.rules.looks_up {
-            self.closing.entry(sequence.id.clone()).or_default().insert(lane);
+            self.closing.insert(&sequence.id, lane);
         }
         if self.by_id.get(&sequence.id) == Some(&lane) {
             self.by_id.remove(&sequence.id);
@@ -204,17 +205,8 @@ impl<R> Scheduler<R> {
 
     fn take_out(&mut self, lane: u32) -> Option<Sequence<R>> {
         let sequence = self.sequences.remove(&lane)?;
-        self.no_longer_closing(&sequence.id, lane);
+        self.closing.remove(&sequence.id, lane);
         Some(sequence)
-    }
-
-    fn no_longer_closing(&mut self, id: &SequenceId, lane: u32) {
-        if let Some(lanes) = self.closing.get_mut(id) {
-            lanes.remove(&lane);
-            if lanes.is_empty() {
-                self.closing.remove(id);
-            }
-        }
     }
 
     /// Removes a sequence that has a place or waits for one, and those that were to begin with its state. Returns their

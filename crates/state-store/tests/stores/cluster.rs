@@ -178,7 +178,7 @@ fn operations_go_on_with_the_slots_that_were_known() {
     valkey.command(&writer(&["+cluster|slots"]));
     start(&keeper, b"n7", b"one");
     let slot: u16 = valkey.ask(&["CLUSTER", "KEYSLOT", "o{m:n8}"]);
-    // Nobody tells which server has slots, and an error makes the keeper ask.
+    // The user may no longer ask which server has which slots. The keeper tries to after each error.
     valkey.command(&writer(&["-subscribe"]));
     valkey.command(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
     for _ in 0..3 {
