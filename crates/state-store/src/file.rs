@@ -276,7 +276,7 @@ mod tests {
     fn a_record_is_there_when_the_folder_is_opened_again() {
         let folder = tempfile::tempdir().unwrap();
         let open = || FileStore::open(&folder.path().join("a/b"), settings(Duration::from_secs(60))).unwrap();
-        let start = Op::Start { token: token(1), blob: b"one", asks: false };
+        let start = Op::Restore { token: token(1), blob: b"one" };
         assert_eq!(open().apply(&[(b"k", start)]).unwrap(), [Reply::Done]);
         let again = open();
         assert_eq!(
@@ -291,7 +291,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = || FileStore::open(folder.path(), settings(Duration::from_secs(60))).unwrap();
         let (one, other) = (open(), open());
-        one.apply(&[(b"k", Op::Start { token: token(1), blob: b"", asks: false })]).unwrap();
+        one.apply(&[(b"k", Op::Start { token: token(1), asks: false })]).unwrap();
         assert_eq!(other.apply(&[(b"k", Op::Check { token: token(1) })]).unwrap(), [Reply::Done]);
     }
 
@@ -303,7 +303,7 @@ mod tests {
             for number in 0..4 {
                 scope.spawn(move || {
                     for _ in 0..20 {
-                        let start = Op::Start { token: token(number), blob: b"", asks: false };
+                        let start = Op::Start { token: token(number), asks: false };
                         assert_eq!(open().apply(&[(&[number], start)]).unwrap(), [Reply::Done]);
                     }
                 });
@@ -316,12 +316,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let short = FileStore::open(folder.path(), settings(Duration::ZERO)).unwrap();
         let keys: Vec<_> = (0..600_u32).map(u32::to_be_bytes).collect();
-        let start = Op::Start { token: token(1), blob: b"x", asks: false };
+        let start = Op::Start { token: token(1), asks: false };
         let starts: Vec<_> = keys.iter().map(|key| (key.as_slice(), start)).collect();
         short.apply(&starts).unwrap();
         assert_eq!(short.apply(&[(&[0; 4], Op::Check { token: token(1) })]).unwrap(), [Reply::Absent]);
         for _ in 0..4 {
-            short.apply(&[(b"k", Op::Start { token: token(1), blob: b"", asks: false })]).unwrap();
+            short.apply(&[(b"k", Op::Start { token: token(1), asks: false })]).unwrap();
         }
         let read = short.shared.database.as_ref().unwrap().begin_read().unwrap();
         let records = read.open_table(OWNERS).unwrap().len().unwrap();

@@ -22,6 +22,8 @@ pub struct Hold {
     confirmed: Instant,
     /// The store may not have a record of it yet.
     is_new: bool,
+    /// Older sequences of the id, one of which is in the store until the START has run.
+    replaces: Vec<Token>,
 }
 
 impl Hold {
@@ -33,6 +35,18 @@ impl Hold {
     /// Whether the store may not have a record of it yet.
     pub const fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// Whether the store has an older sequence of the id, which this one replaces when its START has run.
+    pub const fn replaces(&self) -> bool {
+        !self.replaces.is_empty()
+    }
+
+    /// Older sequences of the id, of this server, may be in the store by then.
+    pub fn also_replaces(&mut self, older: impl Iterator<Item = Token>) {
+        if self.replaces() {
+            self.replaces.extend(older);
+        }
     }
 
     /// Identifies the sequence. No other one has it, even if it has the same id.
@@ -57,10 +71,8 @@ pub enum Claimed {
 }
 
 /// What a request has done to its sequence.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// It started the sequence with this id, which now has this state; empty if it is still at work.
-    Start(&'a [u8], &'a [u8]),
     /// It starts this sequence ([`Keeper::hold`]), which has no state yet. With `true`, the owner of an older sequence with its
     /// id is asked to release that first, if it lives.
     Begin(&'a Hold, bool),
@@ -68,11 +80,8 @@ pub enum Change<'a> {
     Step(&'a Hold, &'a [u8]),
     /// The sequence leaves this server, with this state if the store doesn't have it.
     Release(&'a Hold, Option<&'a [u8]>),
-    /// The sequence has ended. Keeps the answer to its END, unless that is empty.
+    /// The sequence has ended, and so has the one that it replaces. Keeps the answer to its END, unless that is empty.
     End(&'a Hold, &'a [u8]),
-    /// It should have started a sequence with this id and failed, or has also ended it. So an older sequence with the id is
-    /// over, too.
-    Erase(&'a [u8]),
 }
 
 /// The result of a [`Change`].
@@ -82,7 +91,7 @@ pub enum Saved {
     Done(Hold),
     /// The owner of an older sequence was asked to release that. To be tried again soon.
     Asked,
-    /// Another server has taken the sequence. Nothing was saved.
+    /// Another server has taken the sequence, or has changed the one that this one replaces. Nothing was saved.
     Moved,
     /// The sequence has ended, on another server.
     Ended,
@@ -91,16 +100,19 @@ pub enum Saved {
 }
 
 impl<'a> Change<'a> {
-    const fn operation(&self, hold: &Hold) -> Op<'a> {
+    fn operation<'b>(&self, hold: &'b Hold) -> Op<'b>
+    where
+        'a: 'b,
+    {
         let token = hold.token;
+        let old = hold.replaces.as_slice();
         match *self {
-            Self::Start(_, blob) => Op::Start { token, blob, asks: false },
-            Self::Begin(_, asks) => Op::Start { token, blob: b"", asks },
+            Self::Begin(_, asks) => Op::Start { token, asks },
+            Self::Step(_, blob) if hold.replaces() => Op::Replace { old, token, blob },
             Self::Step(_, blob) | Self::Release(_, Some(blob)) if hold.is_new => Op::Restore { token, blob },
             Self::Step(_, blob) => Op::Save { token, blob },
             Self::Release(_, blob) => Op::Release { token, blob },
-            Self::End(_, answer) => Op::End { token, answer },
-            Self::Erase(_) => Op::Erase,
+            Self::End(_, answer) => Op::End { token, old, answer },
         }
     }
 }
@@ -119,7 +131,27 @@ impl Keeper {
 
     /// A sequence that begins here. The store doesn't have it before [`Change::Begin`] or [`Change::Step`].
     pub fn hold(&self, id: &[u8]) -> Result<Hold, StoreError> {
-        Ok(Hold { key: self.key(id), token: Token::random()?, confirmed: Instant::now(), is_new: true })
+        Ok(Hold {
+            key: self.key(id),
+            token: Token::random()?,
+            confirmed: Instant::now(),
+            is_new: true,
+            replaces: Vec::new(),
+        })
+    }
+
+    /// Sequences whose STARTs are going to run here. Makes their records. If the store has an older sequence of an id, that
+    /// stays until [`Change::Step`] or [`Change::End`], which fail if it is another one by then.
+    pub fn reserve(&self, ids: &[Vec<u8>]) -> Result<Vec<Hold>, StoreError> {
+        let holds: Vec<_> = ids.iter().map(|id| self.hold(id)).collect::<Result<_, _>>()?;
+        let reserve = |hold: &'_ Hold| Op::Reserve { token: hold.token };
+        let replies = self.apply(holds.iter().map(|hold| (hold.key.as_slice(), reserve(hold))).collect())?;
+        let reserved = |(hold, reply)| match reply {
+            Reply::Done => Ok(Hold { is_new: false, ..hold }),
+            Reply::Lives(old) => Ok(Hold { replaces: vec![old], ..hold }),
+            _ => Err(StoreError::unexpected()),
+        };
+        holds.into_iter().zip(replies).map(reserved).collect()
     }
 
     /// Takes sequences, whichever server owns them. Of those with `true`, an owner that lives is asked first.
@@ -136,7 +168,7 @@ impl Keeper {
             Reply::Absent => Ok(Claimed::Absent),
             Reply::Unsaved => Ok(Claimed::Unsaved),
             Reply::Asked => Ok(Claimed::Asked),
-            Reply::Done | Reply::Moved => Err(StoreError::unexpected()),
+            Reply::Done | Reply::Moved | Reply::Lives(_) => Err(StoreError::unexpected()),
         };
         holds.into_iter().zip(replies).map(claimed).collect()
     }
@@ -151,7 +183,7 @@ impl Keeper {
         let is_ours = |(hold, reply): (&&Hold, Reply)| match reply {
             Reply::Done => true,
             Reply::Absent => self.can_restore(hold),
-            Reply::Moved | Reply::Ended | Reply::Answered(_) | Reply::Taken(_) | Reply::Unsaved | Reply::Asked => false,
+            _ => false,
         };
         Ok(holds.iter().zip(replies).map(is_ours).collect())
     }
@@ -159,19 +191,19 @@ impl Keeper {
     /// Saves what requests have done to their sequences.
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
         let confirmed = Instant::now();
-        let hold = |change: &Change<'_>| match change {
-            Change::Start(id, _) | Change::Erase(id) => self.hold(id),
+        let hold = |change: &Change<'_>| match *change {
             Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => {
-                Ok((*hold).clone())
+                hold.clone()
             }
         };
-        let mut holds: Vec<_> = changes.iter().map(hold).collect::<Result<_, StoreError>>()?;
+        let mut holds: Vec<_> = changes.iter().map(hold).collect();
         let operations = holds.iter().zip(changes).map(|(hold, change)| (hold.key.as_slice(), change.operation(hold)));
         let operations = operations.collect();
         let mut replies = self.apply(operations)?;
         self.restore_lost(changes, &holds, &mut replies)?;
         for hold in &mut holds {
             (hold.confirmed, hold.is_new) = (confirmed, false);
+            hold.replaces.clear();
         }
         let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
             (Reply::Done, _) => Ok(Saved::Done(hold)),
@@ -181,7 +213,9 @@ impl Keeper {
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
             (Reply::Asked, _) => Ok(Saved::Asked),
-            (Reply::Taken(_) | Reply::Answered(_) | Reply::Unsaved, _) => Err(StoreError::unexpected()),
+            (Reply::Taken(_) | Reply::Answered(_) | Reply::Unsaved | Reply::Lives(_), _) => {
+                Err(StoreError::unexpected())
+            }
         };
         holds.into_iter().zip(changes).zip(replies).map(saved).collect()
     }

@@ -23,6 +23,13 @@ impl Token {
         Self(bytes)
     }
 
+    /// The token that this text was made of.
+    pub(crate) fn read(text: &[u8]) -> Option<Self> {
+        let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes: Option<Vec<_>> = text.chunks(2).map(digits).collect();
+        Some(Self(bytes?.try_into().ok()?))
+    }
+
     /// Its bytes.
     pub const fn bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -59,14 +66,26 @@ pub enum Record<B = Vec<u8>> {
 /// An operation on the record of one sequence. A store applies it atomically.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// A START: makes a new record, whatever there is.
+    /// A START: makes a new record without a state, whatever there is.
     Start {
+        /// The new owner's.
+        token: Token,
+        /// If the owner of an older sequence of the id lives, asks it to release that, and changes nothing.
+        asks: bool,
+    },
+    /// A START: makes a new record without a state, unless there is one of a sequence that has not ended.
+    Reserve {
+        /// The new owner's.
+        token: Token,
+    },
+    /// A START has run: makes a new record in place of one with a known token, or of a sequence that has ended.
+    Replace {
+        /// The token that the record may have.
+        old: &'a [Token],
         /// The new owner's.
         token: Token,
         /// The state after the START.
         blob: &'a [u8],
-        /// If the owner of an older sequence of the id lives, asks it to release that, and changes nothing.
-        asks: bool,
     },
     /// Takes the sequence from its owner, if it has a state.
     Resume {
@@ -101,15 +120,15 @@ pub enum Op<'a> {
         /// Its state.
         blob: &'a [u8],
     },
-    /// Ends the sequence, if the token is that of the record.
+    /// Ends the sequence, if a token is that of the record.
     End {
         /// The owner's.
         token: Token,
+        /// The tokens of the sequences that it would have replaced.
+        old: &'a [Token],
         /// For a client that sends its END again; empty if none is kept.
         answer: &'a [u8],
     },
-    /// Ends whatever sequence there is, or was: another one has begun with its id, and has ended or failed.
-    Erase,
 }
 
 /// The result of an operation.
@@ -123,6 +142,8 @@ pub enum Reply {
     Asked,
     /// For [`Op::Resume`]: it has begun, and no state was saved. Nothing has changed.
     Unsaved,
+    /// For [`Op::Reserve`]: a sequence that has not ended has this token. Nothing has changed.
+    Lives(Token),
     /// The record has another token, so another server has the sequence.
     Moved,
     /// The sequence has ended.
@@ -142,29 +163,35 @@ impl Op<'_> {
     {
         let keep = Effect::Keep;
         match (*self, record) {
-            (Op::Start { token, blob, .. }, _) => (Effect::Write(token, blob), Reply::Done),
-            (Op::Erase, _) => (Effect::End(b""), Reply::Done),
+            (Op::Start { token, .. }, _) | (Op::Reserve { token }, None | Some(Record::Ended(_))) => {
+                (Effect::Write(token, b""), Reply::Done)
+            }
+            (Op::Reserve { .. }, Some(Record::Live { token, .. })) => (keep, Reply::Lives(*token)),
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
             (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {
                 (keep, Reply::Answered(answer.as_ref().to_vec()))
             }
+            (Op::Replace { token, blob, .. }, Some(Record::Ended(_))) => (Effect::Write(token, blob), Reply::Done),
             (_, Some(Record::Ended(_))) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
             (Op::Resume { token, .. }, Some(Record::Live { blob, .. })) => {
                 (Effect::Give(token), Reply::Taken(blob.as_ref().to_vec()))
             }
             (
-                Op::Check { token }
-                | Op::Save { token, .. }
-                | Op::Restore { token, .. }
-                | Op::Release { token, .. }
-                | Op::End { token, .. },
+                Op::Check { token } | Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. },
                 Some(Record::Live { token: of_record, .. }),
             ) if token != *of_record => (keep, Reply::Moved),
+            (
+                Op::Replace { old, token, .. } | Op::End { token, old, .. },
+                Some(Record::Live { token: of_record, .. }),
+            ) if token != *of_record && !old.contains(of_record) => (keep, Reply::Moved),
             (Op::Check { .. } | Op::Release { blob: None, .. }, Some(_)) => (keep, Reply::Done),
             (
-                Op::Save { token, blob } | Op::Restore { token, blob } | Op::Release { token, blob: Some(blob) },
+                Op::Save { token, blob }
+                | Op::Restore { token, blob }
+                | Op::Release { token, blob: Some(blob) }
+                | Op::Replace { token, blob, .. },
                 Some(_),
             ) => (Effect::Write(token, blob), Reply::Done),
             (Op::End { answer, .. }, Some(_)) => (Effect::End(answer), Reply::Done),

@@ -19,7 +19,8 @@ use crate::server::Server;
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;
 
-// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag.
+// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag, tokens of records
+// that may be there.
 // A server whose process has ended no longer hears its channel.
 //
 // A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
@@ -32,6 +33,25 @@ if ARGV[5] == '1' and t and t ~= '' and o and o ~= '' and o ~= ARGV[4]
   return 'asked'
 end
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
+redis.call('SET', KEYS[2] .. ARGV[1], '', 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+const RESERVE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if t and t ~= '' and redis.call('EXISTS', KEYS[2] .. t) == 1 then return {t} end
+redis.call('SET', KEYS[2] .. ARGV[1], '', 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'";
+const REPLACE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+if not t then return 'absent' end
+if t ~= '' then
+  if redis.call('EXISTS', KEYS[2] .. t) == 0 then return 'absent' end
+  local known = t == ARGV[1]
+  for i = 6, #ARGV do known = known or t == ARGV[i] end
+  if not known then return 'moved' end
+  redis.call('UNLINK', KEYS[2] .. t)
+end
 redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
 redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -72,11 +92,6 @@ redis.call('HSET', KEYS[1], 'o', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', blob, ARGV[2])
 return 'done'";
-const ERASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
-if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
-redis.call('HSET', KEYS[1], 't', '', 'a', '')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'done'";
 const END: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
 if t == '' then
@@ -85,7 +100,9 @@ if t == '' then
 end
 local blob = KEYS[2] .. t
 if redis.call('EXISTS', blob) == 0 then return 'absent' end
-if t ~= ARGV[1] then return 'moved' end
+local known = t == ARGV[1]
+for i = 6, #ARGV do known = known or t == ARGV[i] end
+if not known then return 'moved' end
 redis.call('UNLINK', blob)
 redis.call('HSET', KEYS[1], 't', '', 'a', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -138,21 +155,28 @@ impl Store for RedisStore {
         for (key, operation) in operations {
             let mut commands = Vec::new();
             let keys = Keys::new(key);
-            let script = |text: &str, token: &Token, blob: &[u8], flag: bool| {
+            let script_of = |text: &str, token: &Token, blob: &[u8], flag: bool, old: &[Token]| {
                 let mut command = cmd("EVAL");
                 command.arg(text).arg(2).arg(&keys.owner).arg(&keys.blobs).arg(token.to_string()).arg(&ttl);
                 command.arg(blob).arg(&server).arg(u8::from(flag));
+                old.iter().for_each(|old| _ = command.arg(old.to_string()));
                 command
             };
+            let script = |text, token, blob, flag| script_of(text, token, blob, flag, &[]);
             match operation {
-                Op::Start { token, blob, asks } => commands.push(script(START, token, check_size(blob)?, *asks)),
+                Op::Start { token, asks } => commands.push(script(START, token, b"", *asks)),
+                Op::Reserve { token } => commands.push(script(RESERVE, token, b"", false)),
+                Op::Replace { old, token, blob } => {
+                    commands.push(script_of(REPLACE, token, check_size(blob)?, false, old));
+                }
                 Op::Restore { token, blob } => commands.push(script(RESTORE, token, check_size(blob)?, false)),
                 Op::Resume { token, asks } => commands.push(script(RESUME, token, b"", *asks)),
                 Op::Release { token, blob } => {
                     commands.push(script(RELEASE, token, check_size(&blob.unwrap_or_default())?, blob.is_some()));
                 }
-                Op::End { token, answer } => commands.push(script(END, token, check_size(answer)?, false)),
-                Op::Erase => commands.push(script(ERASE, &Token::from_bytes([0; Token::BYTES]), b"", false)),
+                Op::End { token, old, answer } => {
+                    commands.push(script_of(END, token, check_size(answer)?, false, old));
+                }
                 Op::Check { .. } => commands.push(keys.token()),
                 Op::Save { token, blob } => {
                     let mut save = cmd("SET");
@@ -260,6 +284,10 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
             (1, Some(Value::BulkString(blob))) => Ok(Reply::Taken(blob)),
             (2, Some(Value::BulkString(answer))) if answer.is_empty() => Ok(Reply::Ended),
             (2, Some(Value::BulkString(answer))) => Ok(Reply::Answered(answer)),
+            _ => Err(StoreError::unexpected()),
+        },
+        (Op::Reserve { .. }, Value::Array(mut values)) => match values.pop() {
+            Some(Value::BulkString(token)) => Ok(Reply::Lives(Token::read(&token).ok_or_else(StoreError::unexpected)?)),
             _ => Err(StoreError::unexpected()),
         },
         (_, Value::BulkString(word)) => match word.as_slice() {

@@ -159,8 +159,6 @@ pub(super) struct Member {
     id: SequenceId,
     /// The request is its START.
     starts: bool,
-    /// The request has made steps.
-    is_under_way: bool,
 }
 
 impl Stored {
@@ -227,11 +225,10 @@ impl Stored {
     /// The sequences of a batch, before [`Stored::prepare`].
     pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
         let owned = self.sequences.lock();
-        let member = |Ready { lane, id, request, .. }: &Ready<Box<Queued>>| Member {
+        let member = |Ready { lane, id, .. }: &Ready<Box<Queued>>| Member {
             lane: *lane,
             id: id.clone(),
             starts: owned.get(*lane).is_none_or(|of| of.starts),
-            is_under_way: request.row.is_under_way(),
         };
         ready.iter().map(member).collect()
     }
@@ -255,7 +252,7 @@ impl Stored {
         members: &[Member],
     ) {
         match &self.later {
-            None => self.save_steps(instance, answered, left, members),
+            None => self.save_steps(instance, answered, members),
             Some(later) => {
                 self.note(later, worker, answered, left);
                 self.save_refused(later, instance, answered);

@@ -1,10 +1,14 @@
 //! `durability: step`: each step is saved before its answer.
 //!
 //! Before a batch runs, [`Stored::check`] asks the store whether this server still owns the batch's sequences, and takes
-//! back those that another server has taken. The records of STARTs are made then, too. After the run and before any answer is sent, [`Stored::save_steps`] saves the new
-//! states. If a save fails, the request gets an error and this server forgets the sequence: the store has the state of the
-//! last answer, and the next request takes it from there. So no state is lost after its answer, and no answer is sent before
-//! its state is saved.
+//! back those that another server has taken. The records of STARTs are made then, too. After the run and before any answer is
+//! sent, [`Stored::save_steps`] saves the new states. If a save fails, the request gets an error and this server forgets the
+//! sequence: the store has the state of the last answer, and the next request takes it from there. So no state is lost after
+//! its answer, and no answer is sent before its state is saved.
+//!
+//! A START replaces the sequence that the store had before it ran, or an older one of this server, and no other. So a START
+//! that takes long, on a server that was paused for example, replaces no sequence that its client has begun elsewhere
+//! meanwhile. The older sequence stays in the store until then, because the START may be cancelled.
 
 use sequences::scheduler::{Lookup, Over, OverBy};
 use sequences::{Outcome, SequenceId};
@@ -28,8 +32,7 @@ struct Unsaved {
     lane: u32,
     id: SequenceId,
     key: Vec<u8>,
-    /// `None` for a START that has no record yet.
-    hold: Option<Hold>,
+    hold: Hold,
     /// The new state, behind the answer if that is kept; `None` if the sequence is over.
     state: Option<Vec<u8>>,
     /// The answer, if that is kept and the sequence is over.
@@ -38,11 +41,9 @@ struct Unsaved {
 
 impl Unsaved {
     fn change(&self) -> Change<'_> {
-        match (&self.hold, &self.state) {
-            (Some(hold), Some(state)) => Change::Step(hold, state),
-            (None, Some(state)) => Change::Start(&self.key, state),
-            (Some(hold), None) => Change::End(hold, &self.answer),
-            (None, None) => Change::Erase(&self.key),
+        match &self.state {
+            Some(state) => Change::Step(&self.hold, state),
+            None => Change::End(&self.hold, &self.answer),
         }
     }
 }
@@ -51,7 +52,7 @@ impl Stored {
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
     pub(super) fn check(&self, instance: &mut Instance, rows: &mut [Row]) {
         self.check_owned(instance, rows);
-        self.note_starts(rows);
+        self.reserve(rows);
     }
 
     fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
@@ -122,14 +123,7 @@ impl Stored {
     }
 
     /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved.
-    /// `left`: the rows that have steps left.
-    pub(super) fn save_steps(
-        &self,
-        instance: &mut Instance,
-        answered: &mut [Answered],
-        left: &[Row],
-        members: &[Member],
-    ) {
+    pub(super) fn save_steps(&self, instance: &mut Instance, answered: &mut [Answered], members: &[Member]) {
         let (mut unsaved, mut bytes) = (Vec::new(), 0);
         // A sequence that has ended before one with its id that has begun.
         let mut order: Vec<_> = (0..answered.len()).collect();
@@ -148,65 +142,32 @@ impl Stored {
             }
         }
         self.send(instance, answered, unsaved);
-        self.take_records(left, members);
     }
 
-    /// Makes the records of STARTs before they run, if the store has no sequence of their ids. So a START that takes long
-    /// replaces no sequence of its id that another server begins meanwhile. If the store has one, which of the two is younger
-    /// can't be known: it is replaced when the START has run, because the START may be cancelled until then.
-    fn note_starts(&self, rows: &mut [Row]) {
-        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && row.problem.is_none();
-        let mut begins = Vec::new();
-        for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
-            let Some((lane, key)) = row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id)))) else {
-                continue;
-            };
-            match self.keeper.hold(&key) {
-                Ok(hold) => begins.push((lane, key, hold, row)),
-                Err(source) => refuse(row, |id| failed(id, &source)),
+    /// Makes the records of STARTs, or notes which sequences they are going to replace. One that is refused ends these, too.
+    fn reserve(&self, rows: &mut [Row]) {
+        let starts = |row: &&mut Row| row.state.start && !row.is_under_way();
+        let starts = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled());
+        let with_key = |row: &'_ mut Row| row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id))));
+        let (mut begin, mut keys) = (Vec::new(), Vec::new());
+        for row in starts {
+            if let Some((lane, key)) = with_key(row) {
+                begin.push((lane, row));
+                keys.push(key);
             }
         }
-        let changes: Vec<_> = begins.iter().map(|(_, _, hold, _)| Change::Step(hold, b"")).collect();
-        match self.keeper.save(&changes) {
-            Ok(saved) => {
-                for ((lane, key, ..), saved) in begins.into_iter().zip(saved) {
-                    self.begins(lane, key, saved);
+        match self.keeper.reserve(&keys) {
+            Ok(holds) => {
+                let mut owned = self.sequences.lock();
+                for (((lane, _), key), mut hold) in begin.into_iter().zip(keys).zip(holds) {
+                    hold.also_replaces(owned.lanes_of(&key).iter().filter_map(|of| Some(owned.get(*of)?.hold.token())));
+                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
                 }
             }
             Err(source) => {
                 self.not_written(&source);
-                begins.into_iter().for_each(|(.., row)| refuse(row, |id| failed(id, &source)));
+                begin.into_iter().for_each(|(_, row)| refuse(row, |id| failed(id, &source)));
             }
-        }
-    }
-
-    /// Takes the records of STARTs that have steps left, and whose ids the store had. So what other servers do with these
-    /// meanwhile is not overwritten when they have made their last step, or have failed.
-    fn take_records(&self, left: &[Row], members: &[Member]) {
-        let lane = |row: &Row| row.key.as_ref().and_then(|key| key.lane);
-        let is_left = |member: &&Member| left.iter().any(|row| lane(row) == Some(member.lane));
-        let has_none = |member: &&Member| member.starts && self.sequences.lock().get(member.lane).is_none();
-        let begins: Vec<_> = members.iter().filter(is_left).filter(has_none).collect();
-        let keys: Vec<_> = begins.iter().map(|member| key_of(&member.id)).collect();
-        let changes: Vec<_> = keys.iter().map(|key| Change::Start(key, b"")).collect();
-        match self.keeper.save(&changes) {
-            Ok(saved) => {
-                for ((member, key), saved) in begins.into_iter().zip(keys.iter().cloned()).zip(saved) {
-                    self.begins(member.lane, key, saved);
-                }
-            }
-            // They are saved as a whole after their last step.
-            Err(error) => {
-                self.not_written(&error);
-                log::warn!("{} sequences were not noted in the store at their START: {error}", begins.len());
-            }
-        }
-    }
-
-    /// A START has the record of its sequence.
-    fn begins(&self, lane: u32, key: Vec<u8>, saved: Saved) {
-        if let Saved::Done(hold) = saved {
-            self.sequences.lock().insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
         }
     }
 
@@ -214,18 +175,11 @@ impl Stored {
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, starts, is_under_way, .. } = members.iter().find(|member| member.lane == lane)?;
-        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone());
-        if hold.is_none() && !starts {
-            // It was not found in the store, or could not be taken from there.
-            return None;
-        }
-        if hold.is_none() && *is_under_way && finished.outcome != Outcome::Advanced {
-            // Its START was not noted in the store, so what the record has may be another server's by now.
-            return None;
-        }
-        let unsaved =
-            |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold: hold.clone(), answer, state };
+        let Member { id, starts, .. } = members.iter().find(|member| member.lane == lane)?;
+        // `None`: it was not found in the store, or could not be taken from there.
+        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone())?;
+        let replaces = hold.replaces();
+        let unsaved = |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold, answer, state };
         match finished.outcome {
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
@@ -239,8 +193,11 @@ impl Stored {
                     }
                 }
             }
-            // A START whose client has gone. It may have sent it again to another server, so the record may be of that sequence.
-            Outcome::Failed if *starts && hold.is_none() && of.request.is_cancelled() => None,
+            // A START whose client has gone. It may have sent it again to another server before this one noted what it replaces.
+            Outcome::Failed if *starts && replaces && of.request.is_cancelled() => {
+                self.forget([lane]);
+                None
+            }
             // A START that has failed.
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.

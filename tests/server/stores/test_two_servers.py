@@ -1,6 +1,7 @@
 """Two servers share a store, and a request may come to either of them."""
 
 import random
+import re
 import time
 from functools import partial
 
@@ -100,17 +101,27 @@ def test_an_end_that_is_sent_twice_runs_once(two, connect, location_of_valkey):
     assert two[0].statistics(model).execution_count == 2
 
 
-def test_a_start_that_takes_long_replaces_no_younger_sequence(two, connect, valkey):
+@pytest.mark.parametrize("older", [False, True], ids=["fresh", "used"])
+def test_a_start_that_takes_long_replaces_no_younger_sequence(two, connect, valkey, older):
     """Its client has sent it again, to another server."""
     store = valkey()
-    model = stored(models.work("long_start"), store.location)
+    model = stored(models.work("long_start"), store.location, on_duplicate_start="restart")
     for deployment in two:
         deployment.serve(model)
     old, new = (connect(deployment) for deployment in two)
+
+    def asked() -> int:
+        [calls] = re.findall(rb"cmdstat_eval:calls=(\d+)", store.ask("INFO", "commandstats")) or [0]
+        return int(calls)
+
     for number, work in enumerate((400, 2000, 10000), 1):
         start = {"sequence_id": number, "sequence_start": True}
+        if older:
+            old.ask(model.name, fed(5), start)
+        before = asked()
         call = old.send(model.name, fed(1, work), start)
-        eventually(lambda number=number: any(b":n%d}" % number in key for key in store.ask("KEYS", "b*")), bool)
+        # it has asked which sequence it replaces
+        eventually(asked, lambda calls, before=before: calls > before)
         assert total(new.ask(model.name, fed(10), start)) == 10
         in_time = not call.future.done()
         if in_time:

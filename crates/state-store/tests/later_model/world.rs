@@ -200,7 +200,7 @@ impl World {
                 let new = self.next_token;
                 let asks = asks && !is_in_a_hurry;
                 self.note_hurry(number, is_in_a_hurry);
-                if self.apply(number, Op::Start { token: token(new), blob: b"", asks }) == Reply::Asked {
+                if self.apply(number, Op::Start { token: token(new), asks }) == Reply::Asked {
                     self.next_token -= 1;
                     return;
                 }
@@ -298,7 +298,7 @@ impl World {
             What::State(_) | What::Release(Some(_)) if is_new => Op::Restore { token: token(of), blob },
             What::State(_) => Op::Save { token: token(of), blob },
             What::Release(state) => Op::Release { token: token(of), blob: state.map(|_| blob) },
-            What::End => Op::End { token: token(of), answer: b"" },
+            What::End => Op::End { token: token(of), old: &[], answer: b"" },
         };
         let mut reply = self.apply(number, operation);
         if reply == Reply::Absent && state.is_some() {

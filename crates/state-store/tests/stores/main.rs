@@ -59,47 +59,64 @@ impl Stores {
 /// An operation with bytes of its own.
 #[derive(Clone, Debug)]
 enum Step {
-    Start(u8, Vec<u8>),
+    Start(u8),
+    Reserve(u8),
+    Replace([u8; 2], u8, Vec<u8>),
     Resume(u8),
     Check(u8),
     Release(u8, Option<Vec<u8>>),
     Save(u8, Vec<u8>),
     Restore(u8, Vec<u8>),
-    End(u8, Vec<u8>),
-    Erase,
+    End([u8; 2], u8, Vec<u8>),
 }
 
 impl Step {
-    fn operation(&self) -> Op<'_> {
+    /// `old` gets the tokens of the records that may be there.
+    fn operation<'a>(&'a self, old: &'a mut Vec<Token>) -> Op<'a> {
         let token = |number: &u8| Token::from_bytes([*number; Token::BYTES]);
+        if let Self::Replace(of, ..) | Self::End(of, ..) = self {
+            old.extend(of.iter().map(token));
+        }
         match self {
-            Self::Start(of, blob) => Op::Start { token: token(of), blob, asks: true },
+            Self::Start(of) => Op::Start { token: token(of), asks: true },
+            Self::Reserve(of) => Op::Reserve { token: token(of) },
+            Self::Replace(_, of, blob) => Op::Replace { old, token: token(of), blob },
             Self::Resume(of) => Op::Resume { token: token(of), asks: true },
             Self::Release(of, blob) => Op::Release { token: token(of), blob: blob.as_deref() },
             Self::Check(of) => Op::Check { token: token(of) },
             Self::Save(of, blob) => Op::Save { token: token(of), blob },
             Self::Restore(of, blob) => Op::Restore { token: token(of), blob },
-            Self::End(of, answer) => Op::End { token: token(of), answer },
-            Self::Erase => Op::Erase,
+            Self::End(_, of, answer) => Op::End { token: token(of), old, answer },
         }
     }
 }
 
 /// What a record is after an operation, in plain words.
 fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
-    let operation = step.operation();
+    let mut old = Vec::new();
+    let operation = step.operation(&mut old);
     let owner = if let Some(Record::Live { token, .. }) = &*record { Some(*token) } else { None };
     let is_ours = |token| owner == Some(token);
     match (operation, &*record) {
-        (Op::Start { token, blob, .. }, _) | (Op::Restore { token, blob }, None) => {
+        (Op::Start { token, .. }, _) | (Op::Reserve { token }, None | Some(Record::Ended(_))) => {
+            *record = Some(Record::Live { token, blob: Vec::new() });
+            Reply::Done
+        }
+        (Op::Restore { token, blob }, None) => {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
-        (Op::Erase, _) => {
-            *record = Some(Record::Ended(Vec::new()));
+        (Op::Reserve { .. }, Some(Record::Live { token, .. })) => Reply::Lives(*token),
+        (_, None) => Reply::Absent,
+        (Op::Replace { old, token, .. } | Op::End { token, old, .. }, Some(Record::Live { token: of_record, .. }))
+            if token != *of_record && !old.contains(of_record) =>
+        {
+            Reply::Moved
+        }
+        (Op::Replace { token, blob, .. }, _) => {
+            *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
-        (_, None) => Reply::Absent,
         (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.is_empty() => Reply::Answered(answer.clone()),
         (_, Some(Record::Ended(_))) => Reply::Ended,
         (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.is_empty() => Reply::Unsaved,
@@ -115,9 +132,7 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
                 Reply::Moved
             }
         }
-        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. } | Op::End { token, .. }, _)
-            if !is_ours(token) =>
-        {
+        (Op::Save { token, .. } | Op::Restore { token, .. } | Op::Release { token, .. }, _) if !is_ours(token) => {
             Reply::Moved
         }
         (Op::Release { blob: None, .. }, _) => Reply::Done,
@@ -135,14 +150,15 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
 fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
     let blob = || prop::collection::vec(any::<u8>(), 0..6);
     let step = prop_oneof![
-        (0..3u8, blob()).prop_map(|(token, blob)| Step::Start(token, blob)),
+        (0..3u8).prop_map(Step::Start),
+        (0..3u8).prop_map(Step::Reserve),
+        ([0..3u8, 0..3u8], 0..3u8, blob()).prop_map(|(old, token, blob)| Step::Replace(old, token, blob)),
         (0..3u8).prop_map(Step::Resume),
         (0..3u8).prop_map(Step::Check),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Save(token, blob)),
         (0..3u8, blob()).prop_map(|(token, blob)| Step::Restore(token, blob)),
         (0..3u8, prop::option::of(blob())).prop_map(|(token, blob)| Step::Release(token, blob)),
-        (0..3u8, blob()).prop_map(|(token, answer)| Step::End(token, answer)),
-        Just(Step::Erase),
+        ([0..3u8, 0..3u8], 0..3u8, blob()).prop_map(|(old, token, answer)| Step::End(old, token, answer)),
     ];
     prop::collection::vec((0..2u8, step), 1..40)
 }
@@ -166,13 +182,15 @@ fn does_what_records_promise(stores: &[Arc<dyn Store>]) {
             // whole call, so it gets them one by one.
             let replies = if store.is_shared() {
                 let one = |(of, step): &(u8, Step)| {
-                    store.apply(&[(keys[usize::from(*of)].as_bytes(), step.operation())]).unwrap().remove(0)
+                    let key = keys[usize::from(*of)].as_bytes();
+                    store.apply(&[(key, step.operation(&mut Vec::new()))]).unwrap().remove(0)
                 };
                 steps.iter().map(one).collect()
             } else {
-                let all: Vec<_> =
-                    steps.iter().map(|(of, step)| (keys[usize::from(*of)].as_bytes(), step.operation())).collect();
-                store.apply(&all).unwrap()
+                let mut old = vec![Vec::new(); steps.len()];
+                let all = steps.iter().zip(&mut old);
+                let all = all.map(|((of, step), old)| (keys[usize::from(*of)].as_bytes(), step.operation(old)));
+                store.apply(&all.collect::<Vec<_>>()).unwrap()
             };
             prop_assert_eq!(&replies, &wanted);
         }
@@ -181,8 +199,12 @@ fn does_what_records_promise(stores: &[Arc<dyn Store>]) {
     checked.unwrap();
 }
 
+fn reserved(keeper: &Keeper, id: &[u8]) -> Hold {
+    keeper.reserve(&[id.to_vec()]).unwrap().remove(0)
+}
+
 fn start(keeper: &Keeper, id: &[u8], blob: &[u8]) -> Hold {
-    match keeper.save(&[Change::Start(id, blob)]).unwrap().remove(0) {
+    match save(keeper, &reserved(keeper, id), blob) {
         Saved::Done(hold) => hold,
         other => panic!("{other:?}"),
     }
@@ -251,8 +273,38 @@ fn the_answer_to_an_end_is_kept_until_the_id_is_used_again() {
         assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer.is_empty()));
         let next = start(&keeper, b"n7", b"next");
         assert!(matches!(keeper.save(&[Change::End(&next, b"late")]).unwrap()[0], Saved::Done(_)));
-        assert!(matches!(keeper.save(&[Change::Erase(b"n7")]).unwrap()[0], Saved::Done(_)));
-        assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer.is_empty()));
+        assert!(matches!(claim(&keeper, b"n7"), Claimed::Ended(answer) if answer == b"late"));
+    }
+}
+
+#[test]
+fn a_start_replaces_only_the_sequence_that_was_there_before_it_ran() {
+    let stores = Stores::new();
+    for location in stores.locations() {
+        let (one, other) = (keeper(&location), keeper(&location));
+        let old = start(&one, b"n7", b"old");
+        let late = reserved(&one, b"n7");
+        assert!(late.replaces() && !reserved(&one, b"n8").replaces());
+        // It stays until the START has run, and its steps are saved.
+        assert!(matches!(save(&one, &old, b"older"), Saved::Done(_)));
+        let young = start(&other, b"n7", b"young");
+        assert!(matches!(save(&one, &late, b"late"), Saved::Moved));
+        assert!(matches!(one.save(&[Change::End(&late, b"")]).unwrap()[0], Saved::Moved));
+        assert!(matches!(save(&other, &young, b"younger"), Saved::Done(_)));
+        // It ends meanwhile.
+        let next = reserved(&one, b"n7");
+        assert!(matches!(other.save(&[Change::End(&young, b"bye")]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(save(&one, &next, b"next"), Saved::Done(_)));
+        // Two STARTs of a server.
+        let (second, mut third) = (reserved(&one, b"n7"), reserved(&one, b"n7"));
+        third.also_replaces([second.token()].into_iter());
+        assert!(matches!(save(&one, &second, b"second"), Saved::Done(_)));
+        assert!(matches!(save(&one, &third, b"third"), Saved::Done(_)));
+        assert_eq!(taken(&other, b"n7").1, b"third");
+        // A START that fails ends what it would have replaced.
+        start(&other, b"n7", b"young");
+        assert!(matches!(one.save(&[Change::End(&reserved(&one, b"n7"), b"")]).unwrap()[0], Saved::Done(_)));
+        assert!(matches!(claim(&other, b"n7"), Claimed::Ended(_)));
     }
 }
 
@@ -333,7 +385,7 @@ fn a_store_that_refuses_says_so() {
     let refused = |wanted: &str| {
         let error = keeper.save(&[Change::Step(&hold, b"two")]).unwrap_err();
         assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
-        let error = keeper.save(&[Change::Start(b"n8", b"one")]).unwrap_err();
+        let error = keeper.reserve(&[b"n8".to_vec()]).unwrap_err();
         assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
     };
     valkey.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -374,7 +426,8 @@ fn users_and_passwords_are_checked_and_not_repeated() {
     let hold = start(&keeper, b"n7", b"one");
     assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));
     let (hold, _) = taken(&keeper, b"n7");
-    let changes = [Change::End(&hold, b""), Change::Erase(b"n8")];
+    let other = reserved(&keeper, b"n8");
+    let changes = [Change::End(&hold, b""), Change::End(&other, b"")];
     assert!(keeper.save(&changes).unwrap().iter().all(|saved| matches!(saved, Saved::Done(_))));
 }
 

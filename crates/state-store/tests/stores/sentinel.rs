@@ -76,7 +76,7 @@ fn primary_and_sentinels_have_passwords_and_rights_of_their_own() {
     };
     let of_sentinel = format!("&sentinel_password_file={}", file("of-sentinel"));
     let denied = |options: &str, word: &str| {
-        let error = with(options).save(&[Change::Start(b"n7", b"one")]).unwrap_err();
+        let error = with(options).reserve(&[b"n7".to_vec()]).unwrap_err();
         assert!(matches!(&error, StoreError::Denied(why) if why.contains(word)), "{error}");
     };
     primary.command(&writer(&["+role"]));
