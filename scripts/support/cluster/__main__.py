@@ -24,7 +24,7 @@ from support.arguments import positive
 from support.cluster import report
 from support.cluster.faults import Faults
 from support.cluster.servers import Servers
-from support.cluster.streams import MODEL, Clock, Speakers
+from support.cluster.streams import MODEL, PROTOCOLS, Clock, Speakers
 from support.proxies import KINDS, Proxy
 from support.server import ServerError
 from support.valkey import PROGRAMS, Valkey
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                     f"{arguments.servers} tritonservers, {arguments.proxy} on {proxy.grpc_url}, {arguments.store}: logs in {folder}"
                 )
                 clock = Clock()
-                speakers = Speakers(proxy.grpc_url, arguments.streams, arguments.seed, clock)
+                speakers = Speakers(proxy, arguments.protocols, arguments.streams, arguments.seed, clock)
                 faults = Faults(servers, store, speakers, clock, tell)
                 # It has not joined yet.
                 faults.away.append((count - 1, 0.0, float("inf")))
@@ -100,6 +100,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return checked.passed and has_all_answers and not faults.crashes
 
 
+def protocols(text: str) -> list[str]:
+    """Names, divided by commas."""
+    names = text.split(",")
+    for name in names:
+        if name not in PROTOCOLS:
+            raise argparse.ArgumentTypeError(f"'{name}' is no protocol: {', '.join(PROTOCOLS)}")
+    return names
+
+
 def main() -> int:
     """The process's exit code: 0 if nothing was lost, every answer was right, and no server ended by itself."""
     parser = argparse.ArgumentParser(
@@ -115,6 +124,13 @@ def main() -> int:
         default=3,
         metavar="N",
         help="servers, in addition to the one that joins (default: 3)",
+    )
+    option(
+        "--protocols",
+        type=protocols,
+        default=list(PROTOCOLS),
+        metavar="NAME,...",
+        help="of the streams, in turn: grpc (a call for each request), stream (a gRPC stream), http (default: all)",
     )
     option("--streams", type=positive, default=16, metavar="N", help="streams at a time (default: 16)")
     option("--seconds", type=positive, default=40, metavar="S", help="how long the streams live (default: 40)")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,40 +81,78 @@ class Faults:
         self._comes("store")
 
     async def chaos(self, seconds: float, seed: int) -> None:
-        """Servers are killed and paused, one at a time, and single sequences move, all at random."""
+        """All at random, one fault at a time: servers and the store are killed and paused, servers are drained and stopped,
+        and single sequences move."""
         rng = random.Random(seed)
         last = len(self.servers) - 1
         async with self._noted(f"server {last + 1} joins"):
             await self._start(last)
+        faults = [self._kill_for_a_while, self._pause_for_a_while, self._drain_and_start, self._move, self._store_fails]
         while self.clock() < seconds:
-            number = rng.randrange(len(self.servers))
-            fault = rng.choice(["kill", "pause", "moves"])
-            if fault == "moves":
-                headers = list(self.speakers.live.values())
-                for header in rng.sample(headers, len(headers) // 2):
-                    header["sequence-id"] = str(rng.getrandbits(60))
-                self.events.append(Event(self.clock(), "half of the sequences move"))
-                await asyncio.sleep(rng.uniform(0.1, 1))
-                continue
-            if fault == "kill":
-                async with self._noted(f"server {number + 1} is killed"):
-                    self.servers[number].kill()
-                self._leaves(number)
-                await asyncio.sleep(rng.uniform(0, 2))
-                await self._start(number)
-            else:
-                async with self._noted(f"server {number + 1} is paused"):
-                    self.servers.pause(number)
-                self._leaves(number)
-                try:
-                    await asyncio.sleep(rng.uniform(0.2, 5))
-                finally:
-                    self.servers.resume(number)
-                self._comes(number)
-            await asyncio.sleep(rng.uniform(0.2, 2))
+            await rng.choice(faults)(rng)
             for other in self.count_ended():
                 self._leaves(other)
                 await self._start(other)
+
+    async def _kill_for_a_while(self, rng: random.Random) -> None:
+        number = rng.randrange(len(self.servers))
+        async with self._noted(f"server {number + 1} is killed"):
+            self.servers[number].kill()
+        self._leaves(number)
+        await asyncio.sleep(rng.uniform(0, 2))
+        await self._start(number)
+        await asyncio.sleep(rng.uniform(0.2, 2))
+
+    async def _pause_for_a_while(self, rng: random.Random) -> None:
+        number = rng.randrange(len(self.servers))
+        async with self._noted(f"server {number + 1} is paused"):
+            self.servers.pause(number)
+        self._leaves(number)
+        try:
+            await asyncio.sleep(rng.uniform(0.2, 5))
+        finally:
+            self.servers.resume(number)
+        self._comes(number)
+        await asyncio.sleep(rng.uniform(0.2, 2))
+
+    async def _drain_and_start(self, rng: random.Random) -> None:
+        number = rng.randrange(len(self.servers))
+        async with self._noted(f"server {number + 1} is drained and stopped"):
+            await self._drain(number)
+            self.servers[number].ask_to_stop()
+        self._leaves(number)
+        # It takes up to 3 s to end.
+        await asyncio.to_thread(self.servers[number].stop)
+        await self._start(number)
+        await asyncio.sleep(rng.uniform(0.2, 2))
+
+    async def _move(self, rng: random.Random) -> None:
+        """Half of the sequences."""
+        headers = list(self.speakers.live.values())
+        moved = rng.sample(headers, len(headers) // 2)
+        for header in moved:
+            header["sequence-id"] = str(rng.getrandbits(60))
+        self.events += [Event(self.clock(), "a sequence moves") for _ in moved]
+        await asyncio.sleep(rng.uniform(0.1, 1))
+
+    async def _store_fails(self, rng: random.Random) -> None:
+        is_killed = rng.random() < 0.5
+        self.events.append(Event(self.clock(), f"the store is {'killed' if is_killed else 'paused'}"))
+        self.tell(f"{self.clock():6.1f} s  {self.events[-1].what}")
+        self._leaves("store")
+        if is_killed:
+            self.store.kill()
+        else:
+            os.kill(self.store.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(rng.uniform(0.1, 3))
+        finally:
+            if is_killed:
+                self.store.start()
+            else:
+                os.kill(self.store.pid, signal.SIGCONT)
+        self._comes("store")
+        await asyncio.sleep(rng.uniform(0.2, 2))
 
     def count_ended(self) -> list[int]:
         """Counts the servers that have ended, although no fault keeps them away."""
@@ -179,7 +219,7 @@ class Faults:
         """The number of the server that each sequence's header leads to."""
         numbers = {server.name: number for number, server in enumerate(self.servers.servers)}
         places: dict[int, int | None] = {}
-        async with grpc_client.InferenceServerClient(self.speakers.url) as client:
+        async with grpc_client.InferenceServerClient(self.speakers.proxy.grpc_url) as client:
             for number, headers in live.items():
                 try:
                     metadata = await client.get_server_metadata(headers=dict(headers), client_timeout=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,9 @@ def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Ta
     if len(latencies):
         p50, p99 = np.percentile(latencies, [50, 99])
         made.add_row("latency p50, p99, max", f"{p50:.0f}, {p99:.0f}, {latencies.max():.0f} ms")
+    elsewhere = Counter(event.what for event in faults.events if not event.of_server)
+    for what, count in elsewhere.items():
+        made.add_row(f"{what}: times", f"{count:,}")
     for what, waited in _pauses_by_kind(lives, faults.events).items():
         count = f" ({waited.events} times)" if waited.events > 1 else ""
         made.add_row(f"{what}{count}: sequences that move", f"{len(waited.longest_s)}")

@@ -6,13 +6,20 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import tritonclient.grpc
 import tritonclient.grpc.aio as grpc_client
+import tritonclient.http.aio as http_client
 
+import triton_stateful
+from support.proxies import Proxy
 from support.speech import CHUNK_SAMPLES, PACKET_SAMPLES, SAMPLE_RATE, Stream, cut_streams, read_recording
-from triton_stateful import AnswerLost, AsyncSequence, Retry, StatefulError
+from triton_stateful import AnswerLost, AsyncSequence, Outputs, Retry, Sequence, StatefulError
 
 MODEL = "silero_vad"
 #: A request brings 3.125 chunks of the model, so each makes three or four steps, and leaves samples over.
@@ -24,6 +31,10 @@ _PACKETS = (150, 600)
 _RETRY = Retry(attempts=200, backoff=0.02, longest=0.25)
 #: For the answer to a request. A server that is paused gives none.
 _TIMEOUT_S = 2.0
+
+
+#: How a sequence sends its requests: each as a gRPC call, over a gRPC stream, or by HTTP.
+PROTOCOLS = ("grpc", "stream", "http")
 
 
 class Clock:
@@ -66,11 +77,80 @@ def steps_after(requests: int) -> int:
     return requests * REQUEST_SAMPLES // CHUNK_SAMPLES
 
 
+class ByCalls:
+    """A sequence that sends each request as a call of a client."""
+
+    def __init__(self, client: Any, headers: dict[str, str], timeout: float | None) -> None:
+        self._sequence = AsyncSequence(client, MODEL, retry=_RETRY, headers=headers)
+        self._timeout = timeout
+
+    @property
+    def id(self) -> triton_stateful.SequenceId:
+        """The sequence's id."""
+        return self._sequence.id
+
+    async def step(self, samples: np.ndarray, end: bool) -> Outputs:
+        """The answer to a request."""
+        return await self._sequence.step(samples, end=end, timeout=self._timeout)
+
+    async def close(self) -> None:
+        """The client is shared, and stays open."""
+
+
+class _Headers(tritonclient.grpc.InferenceServerClientPlugin):
+    """Gives the headers of now to each request of a client, and to each stream that it opens."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def __call__(self, request: Any) -> None:
+        request.headers.update(self._headers)
+
+
+class ByStream:
+    """A sequence with a gRPC stream of its own. If `headers` change, it opens a new one, which may lead to another server."""
+
+    def __init__(self, url: str, headers: dict[str, str], threads: ThreadPoolExecutor) -> None:
+        self._headers, self._opened, self._threads = headers, dict(headers), threads
+        self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._client.register_plugin(_Headers(headers))
+        self._stream = triton_stateful.Stream(self._client)
+        self._sequence = Sequence(self._stream, MODEL, retry=_RETRY)
+
+    @property
+    def id(self) -> triton_stateful.SequenceId:
+        """The sequence's id."""
+        return self._sequence.id
+
+    async def step(self, samples: np.ndarray, end: bool) -> Outputs:
+        """The answer to a request."""
+        outputs: Outputs = await self._run(lambda: self._step(samples, end))
+        return outputs
+
+    async def close(self) -> None:
+        """Closes the stream."""
+        await self._run(self._close)
+
+    def _step(self, samples: np.ndarray, end: bool) -> Outputs:
+        if self._opened != self._headers:
+            self._opened = dict(self._headers)
+            self._stream.close()
+        return self._sequence.step(samples, end=end, timeout=_TIMEOUT_S)
+
+    def _close(self) -> None:
+        self._stream.close()
+        self._client.close()
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
 @dataclass
 class Speakers:
     """All clients. `live` has the sequences that are there now, and `headers` those by which the proxy chooses."""
 
-    url: str
+    proxy: Proxy
+    protocols: list[str]  # of the sequences, in turn
     count: int
     seed: int
     clock: Clock
@@ -83,24 +163,37 @@ class Speakers:
 
     async def run(self, seconds: float) -> None:
         """Until all sequences have ended that begin in this time; they end soon after it."""
-        async with grpc_client.InferenceServerClient(self.url) as client:
-            await asyncio.gather(*(self._speak(client, at, seconds) for at in range(self.count)))
+        with ThreadPoolExecutor(self.count) as threads:
+            async with (
+                grpc_client.InferenceServerClient(self.proxy.grpc_url) as grpc,
+                http_client.InferenceServerClient(self.proxy.http_url, conn_timeout=_TIMEOUT_S) as http,
+            ):
+                by_protocol: dict[str, Callable[[dict[str, str]], ByCalls | ByStream]] = {
+                    "grpc": lambda headers: ByCalls(grpc, headers, _TIMEOUT_S),
+                    "http": lambda headers: ByCalls(http, headers, None),
+                    "stream": lambda headers: ByStream(self.proxy.grpc_url, headers, threads),
+                }
+                ways = [by_protocol[protocol] for protocol in self.protocols]
+                await asyncio.gather(*(self._speak(ways[at % len(ways)], at, seconds) for at in range(self.count)))
 
-    async def _speak(self, client: grpc_client.InferenceServerClient, at: int, until_s: float) -> None:
+    async def _speak(self, begin: Callable[[dict[str, str]], ByCalls | ByStream], at: int, until_s: float) -> None:
         # Spread over the time of a request.
         due_s = self.clock() + REQUEST_S * at / self.count
         for number in itertools.count():
             if due_s >= until_s:
                 return
             [stream] = cut_streams(self._recording, 1, self.seed + at + self.count * number, _PACKETS)
-            due_s = await self._live(client, stream, due_s, until_s)
+            headers = {"sequence-id": str(self._rng.getrandbits(60))}
+            sequence = begin(headers)
+            try:
+                due_s = await self._live(sequence, headers, stream, due_s, until_s)
+            finally:
+                await sequence.close()
 
     async def _live(
-        self, client: grpc_client.InferenceServerClient, stream: Stream, due_s: float, until_s: float
+        self, sequence: ByCalls | ByStream, headers: dict[str, str], stream: Stream, due_s: float, until_s: float
     ) -> float:
         """One sequence. When the next one begins."""
-        headers = {"sequence-id": str(self._rng.getrandbits(60))}
-        sequence = AsyncSequence(client, MODEL, retry=_RETRY, headers=headers)
         assert isinstance(sequence.id, int)
         life = Life(stream, sequence.id)
         self.lives.append(life)
@@ -112,7 +205,7 @@ class Speakers:
                 ends = len(life.asked) == requests - 1 or due_s >= until_s
                 values = made = None
                 try:
-                    outputs = await sequence.step(samples, end=ends, timeout=_TIMEOUT_S)
+                    outputs = await sequence.step(samples, ends)
                     values, made = outputs["output"].ravel(), outputs.parameters.get("stateful_steps_made")
                 except AnswerLost:
                     pass
