@@ -193,11 +193,11 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };
         let mut instance = non_null(instance.state()?.cast::<Scheduled>())?;
+        let mut owned = Vec::with_capacity(count as usize);
         // SAFETY: Triton's array of that many requests, all handed over; each is taken once.
-        let owned = unsafe {
+        owned.extend(unsafe {
             (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw)))
-        };
-        let owned: Vec<Request> = owned.collect();
+        });
         // SAFETY: the Box of ModelInstanceInitialize; Triton runs one Execute of an instance at a time, and none beside
         // its ModelInstanceFinalize.
         let executed = panic::catch(|| unsafe { instance.as_mut() }.execute(owned));

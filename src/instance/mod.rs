@@ -208,7 +208,8 @@ impl Instance {
     fn decode(&self, requests: Vec<Request>) -> Vec<Row> {
         let lane = |lane: u32| (self.model.config.strategy == Strategy::Direct).then_some(lane);
         let decode = |(at, request)| self.expected.decode(request, self.number, lane(at));
-        let mut rows: Vec<_> = (0..).zip(requests).filter_map(decode).collect();
+        let mut rows = Vec::with_capacity(requests.len());
+        rows.extend((0..).zip(requests).filter_map(decode));
         self.expected.fetch(rows.iter_mut());
         rows
     }
@@ -216,7 +217,8 @@ impl Instance {
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
     fn admit(&mut self, mut rows: Vec<Row>) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
-        let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
+        let mut admissions = Vec::with_capacity(rows.len());
+        admissions.extend(rows.iter().filter_map(admission));
         let leases = self.sequences.admit(self.number, &admissions, |slot| self.store.drop(slot));
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {

@@ -151,7 +151,8 @@ impl LiveSequences {
         let (leavings, released) = (table.take_leavings(), table.take_released());
         drop(table);
         let (released, releasing): (Vec<_>, Vec<_>) = released.into_iter().unzip();
-        let requests = rows.into_iter().filter_map(|(_, request)| request).chain(released).collect();
+        let mut requests = Vec::with_capacity(rows.len() + released.len());
+        requests.extend(rows.into_iter().filter_map(|(_, request)| request).chain(released));
         Settled { answers, requests, leavings, releasing }
     }
 
@@ -160,7 +161,7 @@ impl LiveSequences {
     pub fn state_memories(self: &Arc<Self>, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Option<StateMemory>> {
         // Taken under the lock: once it is given up, the sequence may end and another have the slot.
         // If something panics, these are given back after the lock.
-        let mut memories = Vec::new();
+        let mut memories = Vec::with_capacity(slots.size_hint().0);
         let mut table = self.table.lock();
         let mut memory = |id: SlotId| {
             let slot = table.memory(id)?.take(id.index());
