@@ -25,7 +25,8 @@ pub enum WeightsError {
     #[error(transparent)]
     Model(#[from] ReadError),
     #[error(
-        "it has weights in the file '{0}', which isn't in the model's folder: ONNX wants a path from there, without '..'"
+        "it has weights in the file '{0}', which isn't in the model's folder: ONNX requires a path relative to that \
+         folder, without '..'"
     )]
     Outside(String),
     #[error("it has weights in the file '{0}', which isn't there")]

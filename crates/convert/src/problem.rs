@@ -22,7 +22,7 @@ pub enum Problem {
     Exists(PathBuf),
     #[error("{} belongs to the model that is converted: write the result to another file or folder", .0.display())]
     Original(PathBuf),
-    #[error("{} would be written twice, as two files: choose another name for the model", .0.display())]
+    #[error("{} would be written twice: choose another name for the model, because two files would get this one", .0.display())]
     Twice(PathBuf),
     #[error("{}: {why}", path.display())]
     Recordings { path: PathBuf, why: String },

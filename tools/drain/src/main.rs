@@ -51,11 +51,11 @@ enum Problem {
     /// With the server's words.
     #[error("{url} answers: {text}")]
     Refused { url: String, text: String },
-    #[error("{url} gives no answer of Triton")]
+    #[error("{url} does not answer as a Triton server does")]
     NoTriton { url: String },
     #[error("model '{0}' is not ready")]
     NotReady(String),
-    #[error("no model is ready that can have a store")]
+    #[error("no model is ready that can have a state store")]
     NoModel,
     #[error("{0} sequences could not be saved")]
     NotSaved(u64),

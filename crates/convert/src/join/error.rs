@@ -13,7 +13,7 @@ pub enum JoinError {
          'graph.tensor'; write NAME=FILE"
     )]
     Name(String),
-    #[error("a graph can't have the name '{0}', which the tensors of the search have: write NAME=FILE")]
+    #[error("'{0}' can't be the name of a graph, because the tensors of the search have it: write NAME=FILE")]
     Reserved(String),
     #[error("two graphs have the name '{0}': write NAME=FILE for one of them")]
     SameName(String),
@@ -35,11 +35,11 @@ pub enum JoinError {
     Dims { tensor: String, own: String, given: String },
     #[error("input '{0}' has two wires: leave one of them out")]
     TwoWires(String),
-    #[error("several graphs have an output of the name of input '{input}': write a wire from one of {sources}")]
+    #[error("several graphs have an output with the name of input '{input}': write a wire from one of {sources}")]
     ManySources { input: String, sources: String },
     #[error(
-        "'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): {why}; write another wire, or put a graph between them \
-         that changes it, as one more file of the list"
+        "'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): {why}; write another wire, or list one more \
+         graph that converts between them"
     )]
     Disagree { from: String, of_source: String, to: String, of_target: String, why: String },
     #[error(
@@ -53,13 +53,13 @@ pub enum JoinError {
     )]
     BackFromInput { from: String, to: String },
     #[error(
-        "graph '{graph}': the names of its inputs and outputs show several assignments of states ({}): name the pairs of \
-         the graph as {}", listed(.rivals), in_option(graph)
+        "graph '{graph}': the names of its inputs and outputs can be paired in several ways as states ({}): name the \
+         pairs of the graph as {}", listed(.rivals), in_option(graph)
     )]
     Rivals { graph: String, rivals: Vec<StatePair> },
     #[error(
-        "state '{0}' starts at what a model of initial states gives, and a joined graph has none: convert its graph \
-             so that its states start at zero"
+        "a model of initial states gives the start of state '{0}', but joined graphs can't have one: convert its \
+         graph so that its states start at zero"
     )]
     StartsAtModel(String),
     #[error(

@@ -32,7 +32,7 @@ pub enum VerifyError {
          recording (--compare-with FILE.npz), which has no limit"
     )]
     TooLong { model: String, limit_s: u64 },
-    #[error("the converted model isn't the original: {0}")]
+    #[error("the converted model differs from the original: {0}")]
     Differs(String),
     #[error("'{name}' is {elem}, and such tensors can't be compared")]
     Type { name: String, elem: &'static str },
@@ -41,12 +41,12 @@ pub enum VerifyError {
          dimensions their real length in the model"
     )]
     TooLarge { name: String, elements: i64 },
-    #[error("blank is {blank}, and the logits have {tokens} tokens, from 0 to {}", .tokens - 1)]
+    #[error("blank is {blank}, but the logits have {tokens} tokens, from 0 to {}", .tokens - 1)]
     Blank { blank: i64, tokens: usize },
     /// A value or a length is given for what isn't there.
     #[error("the comparison can't be made with these values: {0}")]
     Given(String),
-    #[error("a recording can't be compared with: {0}")]
+    #[error("the recording can't be used for the comparison: {0}")]
     Recording(String),
     /// An output that differs from row to row, but hasn't one element for each row along an axis.
     #[error("{0}")]

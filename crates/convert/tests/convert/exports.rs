@@ -58,7 +58,7 @@ fn learned_initial_states_are_kept() {
         assert!(without.initial_states.is_none());
         assert!(without.report.states.iter().all(|state| state.starts_at == StartsAt::Zero), "{name}");
         let error = common::compare(&bytes, &without).unwrap_err().to_string();
-        assert!(error.contains("isn't the original"), "{error}");
+        assert!(error.contains("differs from the original"), "{error}");
     }
 }
 

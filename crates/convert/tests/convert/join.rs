@@ -363,7 +363,7 @@ fn what_cannot_be_joined_is_refused_by_name() {
     assert!(error.starts_with("graph 'a': it is no ONNX model"), "{error}");
     let y = double("x", "y").bytes();
     let error = refusal(&[("a", &y), ("b", &y), ("c", &double("y", "z").bytes())], &wired(""));
-    assert_eq!(error, "several graphs have an output of the name of input 'c.y': write a wire from one of a.y, b.y");
+    assert_eq!(error, "several graphs have an output with the name of input 'c.y': write a wire from one of a.y, b.y");
     let options = JoinOptions { outputs: vec!["a.none".to_owned()], ..wired("<<<a.y, b.z>>>") };
     assert_eq!(refusal(&models, &options), "graph 'a' has no output 'none' (it has y, h_out)");
     let ints = Build::new().typed_input("y", DataType::Int64, "N 3").output("z", "N 3").node(node("Neg", "y", "z"));
@@ -381,8 +381,8 @@ fn what_cannot_be_joined_is_refused_by_name() {
     let rivals = Build::new().input("x", "N 3").input("h_in", "N 3").output("h_out", "N 3").output("h_new", "N 3");
     let rivals = rivals.node(node("Add", "x h_in", "h_out")).node(node("Neg", "h_out", "h_new")).bytes();
     let error = refusal(&[("a", &rivals), ("b", &second)], &wired(""));
-    let expected = "graph 'a': the names of its inputs and outputs show several assignments of states (<<<h_in, h_out>>> \
-                    <<<h_in, h_new>>>): ";
+    let expected = "graph 'a': the names of its inputs and outputs can be paired in several ways as states \
+                    (<<<h_in, h_out>>> <<<h_in, h_new>>>): ";
     assert!(error.starts_with(expected), "{error}");
 }
 

@@ -175,7 +175,7 @@ fn a_comparison_finds_a_state_that_is_lost() {
     let other = converted.report.states[0].pair.output.clone();
     converted.report.states[1].pair.output = other;
     let error = compare(&bytes, &converted).unwrap_err().to_string();
-    assert!(error.contains("isn't the original: in chunks of 1, output 'y' differs"), "{error}");
+    assert!(error.contains("differs from the original: in chunks of 1, output 'y' differs"), "{error}");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_comparison_finds_a_lost_state_in_small_answers() {
     graph.node.push(node("Identity", "the.gru.h_in", "the.gru.h_out"));
     converted.model = stateful_convert::onnx::write(&model);
     let error = compare(&bytes, &converted).unwrap_err().to_string();
-    assert!(error.contains("isn't the original: in chunks of 1, output 'small' differs"), "{error}");
+    assert!(error.contains("differs from the original: in chunks of 1, output 'small' differs"), "{error}");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn ends_of_a_wire_that_differ_are_refused_with_the_difference() {
     let to = |elem: DataType, dims: &str| {
         Build::new().typed_input("y", elem, dims).output("z", "N").node(node("Flatten", "y", "z")).bytes()
     };
-    let advice = "; write another wire, or put a graph between them that changes it, as one more file of the list";
+    let advice = "; write another wire, or list one more graph that converts between them";
     for (given, elem, taken, why) in [
         ("N T 8", DataType::Float, "N T 5", "axis 2 has 8 elements, and 5 are expected"),
         ("N 8", DataType::Float, "N T 8", "one has 2 dimensions, and the other 3 dimensions"),
@@ -122,7 +122,7 @@ fn a_blank_behind_tokens_whose_number_only_a_run_shows_is_refused() {
     let options = JoinOptions { search: Some(Search::parse("ctc blank=8").unwrap()), ..wired("") };
     let joined = join(&parts, &options).unwrap();
     let error = compare(&parts, &joined).unwrap_err().to_string();
-    assert_eq!(error, "blank is 8, and the logits have 8 tokens, from 0 to 7");
+    assert_eq!(error, "blank is 8, but the logits have 8 tokens, from 0 to 7");
 }
 
 #[test]
