@@ -225,17 +225,17 @@ impl Binding {
             };
             let dim = input.dims[axis];
             if usize::try_from(dim).is_ok_and(|steps| steps % multiple != 0) {
-                return Err(error(format!("input '{name}' has {dim} along axis {axis}: configure a multiple")));
+                return Err(error(format!("input '{name}' has {dim} along axis {axis}: configure a multiple of it")));
             }
             // Only requests bring steps.
             let Source::Request(request) = &mut input.source else { continue };
             if request.context.is_some() {
-                return Err(error(format!("'input_context' would put other steps in front of those of '{name}'")));
+                return Err(error(format!("'input_context' would prepend other steps: take '{name}' out of it")));
             }
             if let Some(window) = request.window {
                 if window.length % multiple != 0 {
                     return Err(error(format!(
-                        "'input_windows' cuts '{name}' into windows of {}: write a multiple",
+                        "'input_windows' cuts '{name}' into windows of {}: write a multiple of it",
                         window.length
                     )));
                 }

@@ -87,12 +87,12 @@ impl<'a> WrittenContext<'a> {
     fn cannot_be_kept(&self, tensor: &TensorConfig, model: &[i64], batch_axis: Option<usize>) -> String {
         let is_open = |&axis: &usize| model[axis] < 0 && axis != self.axis && Some(axis) != batch_axis;
         if tensor.optional {
-            "the input is optional: a context is kept of inputs that each request carries".to_owned()
+            "the input is optional, but a context needs an input that each request carries".to_owned()
         } else if tensor.data_type == DataType::Bytes {
-            format!("the input is {}: a context is kept of numbers", describe(tensor.data_type, model))
+            format!("the input is {}, but a context needs an input of numbers", describe(tensor.data_type, model))
         } else if let Some(open) = (0..model.len()).find(is_open) {
             format!(
-                "a context along axis {} needs a length for each other dimension beside the batch, and axis {open} of \
+                "a context along axis {} needs a length for each other dimension except the batch, but axis {open} of \
                  {} is open: write its length in the dims of input '{}'",
                 self.axis,
                 Dims(model),

@@ -54,7 +54,7 @@ pub(super) fn element_bytes(data_type: DataType, text: &str) -> Result<Vec<u8>, 
         DataType::Bf16 => float!(half::bf16::from_f64, "3.3895e38"),
         DataType::Fp32 => float!(|number: f32| number, "3.4028e38"),
         DataType::Fp64 => float!(|number: f64| number, "1.7976e308"),
-        DataType::Bytes => Err(format!("'{text}' is given for a {data_type}, which only a request can carry")),
+        DataType::Bytes => Err(format!("'{text}' is given for a {data_type}, but only requests can carry those")),
     }
 }
 
@@ -82,7 +82,7 @@ pub(super) fn read_npz(
     let mut data = reserve(bytes).map_err(|error| error.to_string())?;
     entry.take(bytes as u64).read_to_end(&mut data).map_err(|error| damaged(&error))?;
     if data.len() != bytes {
-        return Err(damaged(&format!("it has {} bytes of {bytes}", data.len())));
+        return Err(damaged(&format!("it has only {} of {bytes} bytes", data.len())));
     }
     if element.swaps {
         data.chunks_exact_mut(element.word).for_each(<[u8]>::reverse);

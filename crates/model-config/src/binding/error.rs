@@ -35,8 +35,8 @@ pub enum BindingError {
     )]
     Optional { name: String },
     #[error(
-        "output '{name}' has {dims} in the model, and with 'padded_inputs' rows of different lengths share a run: say \
-         in 'padded_outputs' what of it belongs to a row, '{name}=LENGTHS_OUTPUT' or '{name}=all'"
+        "output '{name}' has {dims} in the model, and with 'padded_inputs' rows of different lengths share a run: \
+         write in 'padded_outputs' which part belongs to a row, as '{name}=LENGTHS_OUTPUT' or '{name}=all'"
     )]
     Untrimmed { name: String, dims: String },
     /// `what` is a tensor and the part of the configuration that names it.
@@ -74,7 +74,7 @@ pub enum BindingError {
     #[error("the batch would be {what}, so sequences that share a run would change each other's answers: {help}")]
     OtherBatch { what: String, help: String },
     /// A state would be the hidden state of a layer at one end, and its cell state at the other.
-    #[error("{why}: correct the pairs, in 'state_pairs' or where else they are written")]
+    #[error("{why}: correct the pairs, in 'state_pairs' or wherever they are written")]
     Crossed { why: String },
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant { name: String, value: String, why: String },

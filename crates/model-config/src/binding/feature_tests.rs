@@ -127,7 +127,7 @@ fn an_initial_value_has_the_dims_that_its_elements_make() {
     let huge = &[-1, 1 << 60];
     let huge = signature(&[X, ("s_in", DataType::Fp32, huge)], &[Y, ("s_out", DataType::Fp32, huge)]);
     for (value, signature, words) in [
-        ("1.5", &huge, ["4611686018427387904 bytes", "cannot be had"]),
+        ("1.5", &huge, ["4611686018427387904 bytes", "cannot allocate"]),
         ("[1,2,3]", &model(&[]), ["3 elements", "[1, 4] has 4"]),
         ("[1,2,3]", &growing, ["3 elements", "a multiple of 2"]),
         ("1", &growing, ["'1'", "list the elements"]),

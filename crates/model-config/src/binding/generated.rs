@@ -141,7 +141,7 @@ impl Binder<'_> {
             },
         };
         if (axis + 1..dims.len()).any(|behind| dims[behind] > 1) {
-            let why = format!("its values stand along axis {axis}, and dimensions behind that must be 1");
+            let why = format!("its values stand along axis {axis}, and all later dimensions must be 1");
             return Err(self.error(format!("{why}; the input is {}{}", self.described(), self.other_names(batch))));
         }
         Ok((batch, Some(axis)))
@@ -195,7 +195,7 @@ impl Binder<'_> {
         let request = self.request_input(found.input).map(|(_, request)| request);
         if request.is_some_and(|request| request.optional) {
             return Err(self.error(format!(
-                "requests may leave '{}' out, and the length of what the model then has is not known",
+                "requests may leave '{}' out, and the length of the model's default for it is not known",
                 of.name
             )));
         }

@@ -195,7 +195,7 @@ fn what_does_not_fit_the_model_is_refused_with_the_entry_and_the_reason() {
         ("positions(ids)", int, &["batch"], "no dimension beside the batch is open"),
         ("positions(ids)", int, &["batch", "n", "m"], "more than one dimension beside the batch"),
         ("positions(image@1)", int, &["batch", "4"], "3 values a row"),
-        ("positions(ids)", int, &["batch", "n", "2"], "dimensions behind that must be 1"),
+        ("positions(ids)", int, &["batch", "n", "2"], "all later dimensions must be 1"),
         ("mask(keys, ids)", int, &["1", "16"], "no dimension beside the batch is open"),
         ("mask(keys, 16)", int, &["1", "16"], "no dimension beside the batch is open"),
         ("mask(keys, 16@1)", int, &["batch", "n"], "'16' is no input that requests carry"),

@@ -117,12 +117,12 @@ impl Value<'_> {
         let Some(size) = self.data_type.byte_size() else {
             let elements = strings::read(bytes)
                 .map_err(|error| self.error(error.to_string()))?
-                .ok_or_else(|| self.error("it is not made of strings with their lengths in front".to_owned()))?;
+                .ok_or_else(|| self.error("it is not a list of strings, each after its length".to_owned()))?;
             let dims = self.close(dims, elements.len())?;
             return Ok(Initial { dims, content: InitialContent::Strings(elements) });
         };
         if !bytes.len().is_multiple_of(size) {
-            let size = format!("it has {} bytes, and an element of {} has {size}", bytes.len(), self.data_type);
+            let size = format!("it has {} bytes, but an element of {} has {size}", bytes.len(), self.data_type);
             return Err(self.error(size));
         }
         let closed = self.close(dims, bytes.len() / size)?;
@@ -172,7 +172,7 @@ impl Value<'_> {
                 return Err(self.error(format!("the model has no metadata '{key}' (it has {known})")));
             };
             if has_gap(text) {
-                return Err(self.error(format!("metadata '{key}' has a comma without a number in front")));
+                return Err(self.error(format!("metadata '{key}' has a comma without a number before it")));
             }
             let is_between = |letter: char| letter.is_whitespace() || [',', '[', ']'].contains(&letter);
             values.extend(text.split(is_between).filter(|value| !value.is_empty()).map(str::to_owned));

@@ -76,8 +76,8 @@ fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<(), BindingE
             REPEAT,
             written,
             format!(
-                "'{}' tells the model of END (CONTROL_SEQUENCE_END), and with 'repeat_until' nothing tells before a step \
-                 whether it is the last: give the input a value in 'constant_inputs'",
+                "'{}' tells the model of END (CONTROL_SEQUENCE_END), but with 'repeat_until' the backend does not \
+                 know before a step whether it is the last: give the input a value in 'constant_inputs'",
                 input.name
             ),
         )),

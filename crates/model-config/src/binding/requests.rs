@@ -33,8 +33,8 @@ pub(super) fn request_input(
         return Err(BindingError::Parameter {
             parameter: "held_inputs",
             value: tensor.name.clone(),
-            why: "the input has an input_context, which would put the end of the kept elements in front of the same \
-                  elements: take the input out of one of the two parameters"
+            why: "the input has an input_context, which would prepend the end of the kept elements to those elements: \
+                  take the input out of one of the two parameters"
                 .to_owned(),
         });
     }
@@ -178,7 +178,7 @@ fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) ->
         (None, &[axis]) => Ok(axis),
         (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
         (None, _) => Err(error(format!(
-            "more than one dimension of {} is open: write the axis behind it, 'LENGTHS@AXIS'",
+            "more than one dimension of {} is open: write the axis after it, 'LENGTHS@AXIS'",
             Dims(sent)
         ))),
     }
@@ -250,7 +250,7 @@ fn only_open_axis(output: &BoundOutput, info: &TensorInfo) -> Result<usize, Bind
         _ => Err(BindingError::Parameter {
             parameter: "padded_outputs",
             value: info.name.clone(),
-            why: format!("its dims in the model, {}, have not one open dimension beside the batch", Dims(&info.dims)),
+            why: format!("the model's dims {} must have one open dimension besides the batch", Dims(&info.dims)),
         }),
     }
 }

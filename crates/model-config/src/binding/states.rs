@@ -116,8 +116,8 @@ impl StateBinder<'_> {
         if let Some(axis) = batch_axis.filter(|&axis| has_batch_elsewhere(ends, axis)) {
             let output = describe(ends.output.data_type, &ends.output.dims);
             let why = format!(
-                "its batch is dimension {axis}, and that of its output '{}', {output}, another: both must have it in \
-                 the same place",
+                "its batch is dimension {axis}, but its output '{}', {output}, has the batch elsewhere: both must \
+                 have it in the same place",
                 ends.pair.output
             );
             return Err(state_error(ends.input, why));

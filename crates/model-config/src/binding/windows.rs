@@ -121,11 +121,11 @@ impl<'a> WrittenWindow<'a> {
         } else if let Some(new) = context.and_then(|context| context.new).filter(|new| new != length) {
             Some(format!("'{input}' has {new} new elements in 'input_context': write the same number in both"))
         } else if tensor.optional {
-            Some(format!("'{input}' is optional: windows are cut of inputs that each request carries"))
+            Some(format!("'{input}' is optional, but windows need an input that each request carries"))
         } else if is_held {
             Some(format!("'{input}' is one of 'held_inputs', which requests may leave out"))
         } else if tensor.data_type == DataType::Bytes {
-            Some(format!("'{input}' is {}: windows are cut of numbers", describe(tensor.data_type, model)))
+            Some(format!("'{input}' is {}, but windows need an input of numbers", describe(tensor.data_type, model)))
         } else if form == ShapeForm::Unbatched && config.max_batch_size > 1 {
             Some(format!(
                 "'{input}' has no batch dimension, so sequences that share a batch cannot each have windows: set \
@@ -249,13 +249,14 @@ pub(super) fn match_steps(
             0 => {
                 let wanted: Vec<i64> = std::iter::once(-1).chain(behind.iter().copied()).collect();
                 format!(
-                    "output '{name}' has dims {dims}, and an answer has that of each step of its request: write dims {}",
+                    "output '{name}' has dims {dims}, but an answer joins the outputs of all steps of its request: \
+                     write dims {}",
                     Dims(&wanted)
                 )
             }
             1 => format!(
-                "output '{name}' has dims {dims}, and an answer has the steps of its request one after the other along its \
-                 open dimension: write dims {}",
+                "output '{name}' has dims {dims}, but an answer joins the outputs of all steps of its request along \
+                 the open dimension: write dims {}",
                 Dims(behind)
             ),
             _ => format!(
@@ -305,8 +306,8 @@ pub(super) fn bound_steps(
         |input: &&BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
     if let Some(input) = inputs.iter().find(is_start).filter(|_| config.windows.are_cut()) {
         let why = format!(
-            "'{}' tells the model of START (CONTROL_SEQUENCE_START), and a START may make no step: give the states' initial \
-             values in 'initial_states', and give the input the value for no START in 'constant_inputs'",
+            "'{}' tells the model of START (CONTROL_SEQUENCE_START), but a START may make no step: give the states' \
+             initial values in 'initial_states', and give the input the value for no START in 'constant_inputs'",
             input.name
         );
         return Err(error(config, why));

@@ -109,7 +109,7 @@ fn windows_that_do_not_fit_are_refused_with_what_to_write() {
     strings["input"][0] = json!({ "name": "x", "data_type": "TYPE_STRING", "dims": [-1] });
     strings["output"][0]["dims"] = json!([-1, 4]);
     let of_strings = signature(&[("x", DataType::Bytes, &[-1, 5]), S_IN], &[super::tests::Y, S_OUT]);
-    assert_refused(&strings, &of_strings, &["'x' is TYPE_STRING", "windows are cut of numbers"]);
+    assert_refused(&strings, &of_strings, &["'x' is TYPE_STRING", "windows need an input of numbers"]);
     let mut starts = with_parameters(&x("x=512"));
     (starts["input"][0]["dims"], starts["output"][0]["dims"]) = (json!([-1]), json!([-1, 4]));
     starts["sequence_batching"]["control_input"] =

@@ -180,8 +180,8 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
     let found: Vec<String> = pairs.iter().filter_map(other).collect();
     (!found.is_empty()).then(|| {
         format!(
-            "outputs with the type and dims of a state are left over: {}; the first of each is served; if it is wrong, \
-             write the pairs in 'state_pairs'",
+            "more than one output has the type and dims of a state: {}; the first pair of each is used; if it is \
+             wrong, write the pairs in 'state_pairs'",
             found.join("; ")
         )
     })

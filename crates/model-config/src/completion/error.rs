@@ -21,8 +21,8 @@ pub enum CompletionError {
     #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
     Shapes { why: String },
     #[error(
-        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model are named so (inputs \
-         {}; outputs {})",
+        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model match it (inputs {}; \
+         outputs {})",
         inputs.join(", "),
         outputs.join(", ")
     )]
@@ -36,8 +36,8 @@ pub enum CompletionError {
     /// The names say only which tensor is an input and which an output. `line` is the line of config.pbtxt that makes
     /// these pairs states, with the other ones.
     #[error(
-        "{} may be states, or what requests carry and responses give: their names do not say, and little else is left \
-         for those; write those that are states, as in {line}, or list what requests carry under 'input'",
+        "{} may be states, or inputs of requests and outputs of responses: their names do not say, and the model has \
+         few others; write those that are states, as in {line}, or list the inputs of requests under 'input'",
         pairs.join(", ")
     )]
     Unsure { pairs: Vec<String>, line: String },
@@ -45,8 +45,8 @@ pub enum CompletionError {
     #[error("parameter 'input_context' has '{context}', but {why}")]
     ContextAxis { context: String, why: String },
     #[error(
-        "max_batch_size is {max_batch_size}, but the model has no batch dimension that can be told: its output \
-         '{output}' is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
+        "max_batch_size is {max_batch_size}, but the model has no recognizable batch dimension: its output '{output}' \
+         is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
     )]
     NoBatch { max_batch_size: usize, output: String, described: String },
     /// `names` are those that the batch dimension may have. `line` is the line of config.pbtxt that says which it is.

@@ -103,8 +103,8 @@ impl Plan {
                 parameter_line("low_latency_transformation", "true")
             )),
             None if pairs.is_empty() => notes.push(
-                "no states are kept: 'sequence_batching' is given, and no input and output of the model are known for the \
-                 two ends of a state. If there is one, write it in parameter 'state_pairs'"
+                "no states are kept: 'sequence_batching' is given, but no input and output of the model are \
+                 recognized as the two ends of a state. If there is one, write it in parameter 'state_pairs'"
                     .to_owned(),
             ),
             _ => {}

@@ -169,9 +169,9 @@ impl StateStore {
         let is_none = |name: &str, text: &str| name == "durability" && text == "none";
         let given = PARAMETERS.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
         let Some((name, value)) = given.into_iter().find(|(name, text)| !is_none(name, text)) else { return Ok(()) };
-        let why = "with 'sequence_batching', Triton's core refuses the requests of a sequence that it has not started itself, \
-                   so no server could go on with a sequence of another: leave 'sequence_batching' and 'scheduling' out, or \
-                   this parameter";
+        let why = "with 'sequence_batching', Triton's core refuses the requests of a sequence that it has not started \
+                   itself, so no server could continue another server's sequence: leave 'sequence_batching' and \
+                   'scheduling' out, or this parameter";
         Err(bad(name, if name == "state_store" { hidden(value) } else { value.to_owned() }, why))
     }
 }

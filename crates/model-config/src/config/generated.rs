@@ -115,9 +115,9 @@ fn numbers(written: &str) -> Result<(GeneratedKind, i64, i64), String> {
     let (call, behind) = written.split_at(call.unwrap_or(written.len()));
     let kind = GeneratedKind::parse(call)?;
     let (factor, addend) = factor_and_addend(behind)
-        .ok_or_else(|| format!("'{behind}' stands behind '{call}': '*FACTOR', '+ADDEND' or both, is expected"))?;
+        .ok_or_else(|| format!("'{behind}' follows '{call}': '*FACTOR', '+ADDEND' or both, is expected"))?;
     if matches!(kind, GeneratedKind::Mask { .. }) && !behind.is_empty() {
-        return Err(format!("'{behind}' stands behind '{call}', and a mask has no factor and no addend"));
+        return Err(format!("'{behind}' follows '{call}', but a mask has no factor and no addend"));
     }
     Ok((kind, factor, addend))
 }
@@ -275,17 +275,17 @@ mod tests {
             ("offset=elements(x y)", "'x y' is no name"),
             ("offset=elements(x@y)", "'y' is no axis"),
             ("offset=elements(x@-1)", "'-1' is no axis"),
-            ("offset=steps*", "'*' stands behind"),
-            ("offset=steps*x", "'*x' stands behind"),
-            ("offset=steps*-1", "'*-1' stands behind"),
-            ("offset=steps+1*2", "'+1*2' stands behind"),
-            ("offset=steps*99999999999999999999", "stands behind"),
-            ("offset=elements(x)y", "'y' stands behind"),
+            ("offset=steps*", "'*' follows"),
+            ("offset=steps*x", "'*x' follows"),
+            ("offset=steps*-1", "'*-1' follows"),
+            ("offset=steps+1*2", "'+1*2' follows"),
+            ("offset=steps*99999999999999999999", "follows"),
+            ("offset=elements(x)y", "'y' follows"),
             ("m=mask(k, x)*2", "a mask has no factor"),
             ("m=last", "'last' takes other arguments than 'last'"),
             ("m=last(steps", "'last(steps' does not end with ')'"),
             ("m=last(steps)*16", "'last(steps)*16' does not end with ')': '*FACTOR'"),
-            ("m=last(steps*x)", "'*x' stands behind"),
+            ("m=last(steps*x)", "'*x' follows"),
             ("m=last(counter)", "'counter' is no kind"),
             ("m=last(length(k))", "'length(k)' is no number of 'last'"),
             ("m=last(mask(k, x))", "'x)' is no length"),

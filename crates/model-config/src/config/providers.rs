@@ -167,7 +167,7 @@ impl Given {
         let wants_tensorrt = given.accelerators.iter().any(|name| name == "tensorrt");
         match given.provider {
             Some(Provider::Cuda) if wants_tensorrt => {
-                return Err(field(ACCELERATORS, "'tensorrt'", "the parameter 'ort_ep' is 'cuda': 'trt' fits"));
+                return Err(field(ACCELERATORS, "'tensorrt'", "parameter 'ort_ep' is 'cuda': set it to 'trt'"));
             }
             None if wants_tensorrt => given.provider = Some(Provider::TensorRt),
             None if !given.accelerators.is_empty() => given.provider = Some(Provider::Cuda),
@@ -192,7 +192,7 @@ impl Given {
                 }
             };
             if let Some(other) = options.insert(name.clone(), value.clone()).filter(|other| *other != value) {
-                let allowed = format!("it is given twice, and is '{other}' there: remove one");
+                let allowed = format!("it is also given as '{other}': remove one");
                 return Err(field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed));
             }
         }
@@ -287,7 +287,7 @@ impl Given {
 fn default_cache_dir() -> Result<String, ConfigError> {
     let folder = private_cache_folder().map_err(|why| ConfigError::MissingParameter {
         name: "trt_cache_dir",
-        why: format!("'enable_trt_caching' needs a folder that the server alone can write, and {why}"),
+        why: format!("'enable_trt_caching' needs a folder that only the server can write, and {why}"),
     })?;
     Ok(folder.to_string_lossy().into_owned())
 }
@@ -419,7 +419,7 @@ mod tests {
         for name in ["use_tf32", "prefer_nhwc", "tunable_op_enable", "do_copy_in_default_stream"] {
             refused(&[(name, "yes")], &[], &[name, "yes", "'0' or '1'"]);
         }
-        refused(&[("use_tf32", "1")], &[("cuda", &[("use_tf32", "0")])], &["use_tf32", "'0'", "given twice", "'1'"]);
+        refused(&[("use_tf32", "1")], &[("cuda", &[("use_tf32", "0")])], &["use_tf32", "'0'", "also given as", "'1'"]);
         refused(&[("ort_ep", "cuda")], &[("tensorrt", &[])], &["tensorrt", "ort_ep", "cuda"]);
         refused(&[("trt_cache_dir", "here")], &[], &["trt_cache_dir", "here", "absolute"]);
         refused(&[("trt_cuda_graph_enable", "1")], &[], &["trt_cuda_graph_enable", "TensorRT replays the first graph"]);

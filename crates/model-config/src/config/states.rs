@@ -239,7 +239,7 @@ fn conflict(known: &StatePair, pair: &StatePair) -> ConfigError {
         format!("the state <<<{}, {}>>>", pair.input, pair.output),
         "in conflict",
         format!(
-            "'{name}' is in <<<{}, {}>>> too; a name may stand in one pair only, of 'state_pairs' and \
+            "'{name}' is also in <<<{}, {}>>>; a name may stand in one pair only, of 'state_pairs' and \
              'sequence_batching.state' together",
             known.input, known.output
         ),
@@ -259,7 +259,7 @@ impl DeclaredState {
         let initial = match raw.initial_state.as_slice() {
             [] => None,
             [initial] => Some(DeclaredInitial::new(&format!("{path}.initial_state"), initial, data_type, &dims)?),
-            _ => return Err(field(format!("{path}.initial_state"), "given twice", "a state has one")),
+            _ => return Err(field(format!("{path}.initial_state"), "given more than once", "a state has one")),
         };
         let pair = StatePair { input: raw.input_name.clone(), output: raw.output_name.clone() };
         Ok(Self { pair, data_type, dims, initial })
