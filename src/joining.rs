@@ -160,8 +160,8 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
     const ONE_OF_TWO: &str = "it takes what the wire brings: leave one of the two out";
     let refused = |parameter, input: &str, rule| Err(JoiningError::Inner { parameter, input: input.to_owned(), rule });
     if let Some(window) = partial.windows.inputs.iter().find(|window| inner(&window.input)) {
-        let rule = "windows are cut from what requests carry, and all graphs run for each: name the input of requests, and \
-                    the length there that leads to one window here";
+        let rule = "windows are cut from inputs of requests, and all graphs run for each window: name an input of \
+                    requests, with the length that makes one window for this input";
         return refused("input_windows", &window.input, rule);
     }
     for GeneratedInput { input, kind, .. } in &partial.generated {
@@ -194,7 +194,7 @@ fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), Joining
         let refused =
             |rule| Err(JoiningError::Inner { parameter: "input_context", input: context.input.clone(), rule });
         if context.new.is_some() {
-            return refused("leave '+' and the number of new elements out: the graph that it comes from gives it");
+            return refused("leave out '+' and the number of new elements: the graph that gives the input decides it");
         }
         if context.first == FirstRequest::Repeat {
             return refused("':zeros' or ':whole' is expected");

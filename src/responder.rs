@@ -49,8 +49,9 @@ impl<J: Send + 'static> Responder<J> {
         let (waiting, request_ns) = (AtomicUsize::new(0), AtomicU64::new(0));
         let shared = Arc::new(Shared { work: Box::new(work), waiting, request_ns });
         let started = overlaps.then(|| start(shared.clone())).transpose();
-        let started =
-            started.inspect_err(|error| log::warn!("no thread for answers, the next run waits for them: {error}"));
+        let started = started.inspect_err(|error| {
+            log::warn!("no thread for answers, so each run waits until the last answers are sent: {error}");
+        });
         let (queue, thread) = started.ok().flatten().unzip();
         Self { queue, thread, shared }
     }

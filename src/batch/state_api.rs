@@ -202,11 +202,13 @@ impl StateRequest {
         let set = |index: &&usize| self.set.get(**index).is_some_and(Option::is_some);
         if let Some(&both) = self.reset.iter().find(set) {
             let name = &api.states[both].name;
-            return Err(conflict(format!("'reset_state' names a state whose value the request carries ('{name}')")));
+            return Err(conflict(format!("'reset_state' names state '{name}', but the request also sends its value")));
         }
         let origins = [self.restore.is_some(), self.clone_of.is_some(), self.resume];
         if origins.iter().filter(|is| **is).count() > 1 {
-            return Err(conflict(format!("of 'clone_of', 'resume' and input '{STATE_SNAPSHOT}', a request has one")));
+            return Err(conflict(format!(
+                "a request can have only one of 'clone_of', 'resume' and input '{STATE_SNAPSHOT}'"
+            )));
         }
         if !start && (self.clone_of.is_some() || self.resume) {
             return Err(conflict("'clone_of' and 'resume' need sequence_start"));
@@ -312,7 +314,7 @@ fn send_element(
     element: &[u8],
 ) -> Result<(), RequestError> {
     let Ok(length) = u32::try_from(element.len()) else {
-        let why = format!("'{name}' would have {} bytes, and a string has less than 4 GiB", element.len());
+        let why = format!("'{name}' would have {} bytes, but a string must be smaller than 4 GiB", element.len());
         return Err(conflict(why).into());
     };
     let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
@@ -453,7 +455,7 @@ fn bad(name: &str, value: ParameterValue, allowed: &'static str) -> StateApiErro
 
 /// The request has several rows, each of another sequence.
 pub fn several_rows() -> StateApiError {
-    conflict("a request of several rows cannot use the State API: send the rows apart")
+    conflict("a request of several rows cannot use the State API: send each row in its own request")
 }
 
 /// The request asks for things that exclude each other.

@@ -20,9 +20,9 @@ pub enum AdmissionError {
     Unknown { id: SequenceId, idle_limit_ms: u128 },
     /// Two sequences have the id of a request.
     #[error(
-        "sequence {id} has ended: two sequences had its id, and their requests cannot be told apart; wait for the answer \
-         to END or START before the next START of an id, and start again with another id, or when the model has been idle \
-         for {wait_ms} ms"
+        "sequence {id} has ended: another sequence started with its id, and their requests cannot be told apart; \
+         start again with another id, or when the model has been idle for {wait_ms} ms; to prevent this, wait for the \
+         answer to END or START before the next START of an id"
     )]
     Ambiguous { id: SequenceId, wait_ms: u128 },
     /// No slot is free for a new sequence.
@@ -79,8 +79,8 @@ pub enum AdmissionError {
     TensorShape { name: &'static str, came: Vec<i64> },
     /// The request parameters and the special inputs differ.
     #[error(
-        "SEQUENCE_ID_CONFLICT: the request parameters say {parameter}, and input '{what}' says {input}: give one of \
-         them, or both alike"
+        "SEQUENCE_ID_CONFLICT: the request parameters say {parameter}, and input '{what}' says {input}: send one of \
+         them, or the same value in both"
     )]
     IdConflict { what: &'static str, parameter: String, input: String },
     /// A START while every place is taken.
@@ -107,8 +107,8 @@ pub enum AdmissionError {
     TooManyQueued { id: SequenceId, max: usize },
     /// A request that has waited for its longest time.
     #[error(
-        "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} waited longer than its limit (its 'timeout', or \
-         queue_timeout_ms for a place); it has not run"
+        "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} waited longer than its 'timeout', or than \
+         queue_timeout_ms for a place; it has not run"
     )]
     Late(SequenceId),
     /// A START that resumes a sequence that is not parked.
@@ -121,12 +121,15 @@ pub enum AdmissionError {
     #[error("SEQUENCE_ALREADY_EXISTS: sequence {0} is live and not parked: go on without sequence_start and 'resume'")]
     Live(SequenceId),
     /// Not a START, and the sequence is parked.
-    #[error("SEQUENCE_MISSING: sequence {0} is parked: send START with 'resume', or without it to begin anew")]
+    #[error(
+        "SEQUENCE_MISSING: sequence {0} is parked: send START with 'resume' to continue it, or without 'resume' to \
+         begin anew"
+    )]
     Parked(SequenceId),
     /// The sequence that a START clones is not there.
     #[error(
-        "SEQUENCE_MISSING: no live sequence {0} to clone ('clone_of'); if the model has 'sequence_batching', only one \
-         instance makes sure that it is found"
+        "SEQUENCE_MISSING: no live sequence {0} to clone ('clone_of'); with 'sequence_batching', another instance may \
+         have it: configure one instance"
     )]
     CloneSource(SequenceId),
 }

@@ -17,7 +17,10 @@ pub enum InputError {
     #[error("input '{0}' is missing")]
     Missing(String),
     /// A request lacks an input that is cut into windows.
-    #[error("the request lacks input '{0}', which 'input_windows' cuts: send it with 0 elements if it brings none")]
+    #[error(
+        "the request lacks input '{0}', which 'input_windows' cuts: send the input in each request, with 0 elements if \
+         there are none"
+    )]
     MissingWindows(String),
     /// An input has another type than the model takes.
     #[error("input '{name}' is {came}, but {wanted} is expected")]
@@ -40,7 +43,7 @@ pub enum InputError {
     )]
     Length { name: String, axis: usize, came: usize, rule: String, length: usize },
     /// An input without elements, in a model with a recurrence inside.
-    #[error("input '{name}' has no elements, with shape {}, and {node} must not run over no steps", Dims(came))]
+    #[error("input '{name}' has no elements, with shape {}, but {node} needs at least one step", Dims(came))]
     NoSteps { name: String, came: Vec<i64>, node: String },
     /// An input's steps are no multiple of the model's stride over time.
     #[error(
@@ -65,14 +68,14 @@ pub enum InputError {
     Memory { name: String, source: MemoryError },
     /// More steps than a request may have.
     #[error(
-        "input '{name}' brings {brought} elements, with which the request would make {steps} steps, and {most} are allowed \
+        "input '{name}' brings {brought} elements, so the request would make {steps} steps, but {most} are allowed \
          (max_steps_per_request); the state of its sequence is as it was before: send fewer elements in a request"
     )]
     TooManySteps { name: String, brought: usize, steps: usize, most: usize },
     /// The rows of one answer can't have different numbers of steps, and each row's depends on what its sequence has left over.
     #[error(
-        "the request has {0} sequences, and a model with 'input_windows' or 'repeat' takes one in a request: send a request \
-         for each sequence"
+        "the request has {0} sequences, but a model with 'input_windows' or 'repeat' takes one per request: send a \
+         request for each sequence"
     )]
     SeveralSequences(usize),
     /// The request parameter `max_steps` is not a number of steps that a request may make.
@@ -83,8 +86,8 @@ pub enum InputError {
     MaxSteps { value: String, most: usize },
     /// Nothing says when the steps end.
     #[error(
-        "the request has no parameter 'max_steps', and the model has no 'repeat_until': one of them has to say when the steps \
-         of a request end"
+        "nothing ends the steps of the request: send request parameter 'max_steps', or set parameter 'repeat_until' \
+         of the model"
     )]
     NoMaxSteps,
     /// Inputs bring different numbers of windows.
@@ -95,8 +98,8 @@ pub enum InputError {
     UnequalWindows { brought: String },
     /// A number is larger than the type of the generated input can hold.
     #[error(
-        "generated input '{name}' ({written}) cannot go on: {value} is reached, and {data_type} holds values up to {most}; \
-         the request has not run, start the sequence again"
+        "generated input '{name}' ({written}) would be {value}, but {data_type} holds values up to {most}; the \
+         request has not run: start the sequence again"
     )]
     GeneratedTooLarge { name: String, written: String, value: i128, data_type: DataType, most: i64 },
 }

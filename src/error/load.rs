@@ -30,8 +30,8 @@ pub enum LoadError {
     )]
     NoRequestParameters,
     #[error(
-        "'sequence_batching.oldest.max_candidate_sequences' is 0, which this Triton server takes as no place for any \
-         sequence: write a number, such as {wanted}, or use Triton 23.09 or newer"
+        "'sequence_batching.oldest.max_candidate_sequences' is 0, and this Triton server then accepts no sequence: \
+         write a number, such as {wanted}, or use Triton 23.09 or newer"
     )]
     NoDefaultCandidates { wanted: usize },
     /// A call to Triton failed.
@@ -66,8 +66,9 @@ pub enum LoadError {
     Memory(#[from] MemoryError),
     /// No memory for the slots that the pool has from the start.
     #[error(
-        "{slots} state slots of {slot_bytes} bytes: {source}; lower max_candidate_sequences, or let memory come as it is \
-         needed (initial_buffer_size and the three with it)"
+        "no memory for {slots} state slots of {slot_bytes} bytes: {source}; lower max_candidate_sequences, or set \
+         initial_buffer_size, subsequent_buffer_size, buffer_alloc_threshold and buffer_dealloc_threshold to allocate \
+         slots as they are needed"
     )]
     PoolAtLoad { slots: usize, slot_bytes: usize, source: MemoryError },
     /// No thread to watch the clock.
@@ -88,8 +89,8 @@ pub enum LoadError {
     CudaGraph(String),
     /// ONNX Runtime doesn't tell what a graph would not repeat.
     #[error(
-        "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} does not tell which inputs it reads on the host, which a graph \
-         doesn't repeat: use 1.23 or newer, or set it to '0'"
+        "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} does not report which inputs it reads on the \
+         host, and a graph does not repeat those reads: use ONNX Runtime 1.23 or newer, or set the parameter to '0'"
     )]
     NoCudaGraph(String),
     /// Rows that share a run with padded states get other values.
@@ -97,15 +98,15 @@ pub enum LoadError {
     GrowingPadding { side: PaddingSide, why: String },
     /// The rows of a run change each other's results.
     #[error(
-        "the sequences that share a run would change each other's answers: {why}; write 'max_batch_size: 1' or parameter \
-         'max_rows_per_run' of 1, so that each runs alone, or export the model so that it treats its rows one by one; \
-         parameter 'trust_batch' of true serves it as it is"
+        "the sequences that share a run would change each other's answers: {why}; to run each alone, write \
+         'max_batch_size: 1' or set parameter 'max_rows_per_run' to 1; to let them share runs, export the model so \
+         that it treats its rows one by one; to serve it as it is, set parameter 'trust_batch' to true"
     )]
     RowsMix { why: String },
     /// An output doesn't have one row for each row of a run.
     #[error(
-        "with random data, the model's output {why}; leave it out of 'output', or write 'max_batch_size: 0' and list all of \
-         the model's dims; parameter 'trust_batch' of true serves it as it is"
+        "with random data, the model's output {why}; leave it out of 'output', or write 'max_batch_size: 0' and list \
+         all of the model's dims; to serve it as it is, set parameter 'trust_batch' to true"
     )]
     MissingRows { why: String },
     /// An instance of a kind that the model's configuration does not have.

@@ -42,7 +42,11 @@ pub enum RunError {
     )]
     StateRoom(NoRoom),
     /// The model for initial states gave what its state cannot be; -1 in `wanted` is any length.
-    #[error("the initial_state_model gave {} for state '{name}', whose rows are {}", Dims(dims), Dims(wanted))]
+    #[error(
+        "the initial_state_model gave shape {} for state '{name}', but a row of that state is {}",
+        Dims(dims),
+        Dims(wanted)
+    )]
     InitialState { name: String, dims: Vec<i64>, wanted: Vec<i64> },
     /// A request wants an output that responses do not carry.
     #[error("output '{0}' is requested, but it is not listed under 'output' in the model configuration")]
@@ -55,14 +59,16 @@ pub enum RunError {
     OutputRows { name: String, dims: Vec<i64>, rows: usize },
     /// A state was padded, and the run did not leave its elements where they were.
     #[error(
-        "the model's output '{name}' has shape {} after a run with padded states, and {wanted} along axis {axis} are \
-         wanted: 'growing_padding' is for states to which each run adds as many elements as the mask has for them",
+        "the model's output '{name}' has shape {} after a run with padded states, but {wanted} elements along axis \
+         {axis} are expected: with 'growing_padding', each run must append as many elements to a state as its mask \
+         counts as new",
         Dims(dims)
     )]
     PaddedState { name: String, dims: Vec<i64>, axis: usize, wanted: usize },
     /// An output's length is larger than the output.
     #[error(
-        "the model's output '{name}' has shape {}, but the length along axis {axis} is said to be {length}",
+        "the model's output '{name}' has shape {}, but a row of it has length {length} along axis {axis} \
+         (padded_outputs)",
         Dims(dims)
     )]
     OutputLength { name: String, dims: Vec<i64>, axis: usize, length: usize },
@@ -74,14 +80,14 @@ pub enum RunError {
     AnswerTooLarge { bytes: usize, limit: usize },
     /// The outputs of two steps of a request cannot stand together.
     #[error(
-        "the model's output '{name}' has shape {first} in the first step of the request and {later} in a later one, so an \
-         answer cannot have both; the state of its sequence is as it was before"
+        "the model's output '{name}' has shape {first} in the first step of the request and {later} in a later one, \
+         so one response cannot hold both; the state of its sequence is as it was before"
     )]
     UnequalSteps { name: String, first: String, later: String },
     /// An output of a step is not what the next one can read.
     #[error(
-        "the model's output '{output}' has shape {} for a row, and the next step reads it as input '{input}' {} (repeat); the \
-         state of its sequence is as it was before",
+        "the model's output '{output}' has shape {} for a row, but the next step reads it as input '{input}' with \
+         shape {} (repeat); the state of its sequence is as it was before",
         Dims(dims),
         Dims(wanted)
     )]

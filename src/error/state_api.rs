@@ -34,15 +34,18 @@ pub enum StateApiError {
     #[error("STATE_PARAMETER: request parameter '{name}' is {value}: {allowed}")]
     Parameter { name: String, value: String, allowed: &'static str },
     /// A parameter names a state that the model does not have.
-    #[error("STATE_UNKNOWN: request parameter '{parameter}' names '{state}', and the model's states are {}", known.join(", "))]
+    #[error(
+        "STATE_UNKNOWN: request parameter '{parameter}' names '{state}', but the model's states are {}",
+        known.join(", ")
+    )]
     UnknownState { parameter: String, state: String, known: Vec<String> },
     /// Things that cannot be asked for together, or not here.
     #[error("STATE_CONFLICT: {0}")]
     Conflict(String),
     /// A tensor of the State API that the configuration doesn't list.
     #[error(
-        "STATE_NOT_LISTED: '{name}' is not listed under '{list}' in the model configuration; without \
-         --disable-auto-complete-config it is added"
+        "STATE_NOT_LISTED: '{name}' is not listed under '{list}' in the model configuration: list it, or start the \
+         server without --disable-auto-complete-config"
     )]
     NotListed { name: String, list: &'static str },
     /// Bytes that are not a snapshot of this model's.
@@ -50,13 +53,14 @@ pub enum StateApiError {
     Snapshot(#[from] SnapshotError),
     /// The sequence has made another number of steps than the request is for.
     #[error(
-        "SEQUENCE_STEP_CONFLICT: the request is for step {step} of sequence {id}, which has made {made}; it has not run"
+        "SEQUENCE_STEP_CONFLICT: the request is for step {step} of sequence {id}, which has made {made}; the request \
+         has not run"
     )]
     StepConflict { id: SequenceId, step: u64, made: u64 },
     /// The sequence has another number of left-over elements than the request is for.
     #[error(
-        "SEQUENCE_STEP_CONFLICT: the request is for {wanted} left-over elements of sequence {id}, which has made {made} \
-         steps and has {left} left over; it has not run"
+        "SEQUENCE_STEP_CONFLICT: the request is for {wanted} left-over elements of sequence {id}, which has made \
+         {made} steps and has {left} left over; the request has not run"
     )]
     LeftConflict { id: SequenceId, wanted: u64, left: u64, made: u64 },
     /// The held inputs of a sequence are larger than they may be.

@@ -18,8 +18,8 @@ pub enum StoredError {
     Moved(SequenceId),
     /// The server is being drained.
     #[error(
-        "SEQUENCE_MOVED: this server takes no sequences any more, because it is to be stopped ('drain'); this request has \
-         changed nothing: send it again, to another server"
+        "SEQUENCE_MOVED: this server is draining ('drain') and takes no more sequences; this request has changed \
+         nothing: send it again, to another server"
     )]
     Drains,
     /// The server that began the sequence saved nothing of it.
@@ -29,8 +29,8 @@ pub enum StoredError {
     NotSaved(SequenceId),
     /// The store did not do what was asked.
     #[error(
-        "STATE_STORE_FAILED: {source}; the request of sequence {id} has changed nothing that was answered: send it again \
-         when the store can save it"
+        "STATE_STORE_FAILED: {source}; no answered step of sequence {id} is lost: send this request again when the \
+         store can save"
     )]
     Failed { id: SequenceId, source: StoreError },
     /// What the store has is no state of this model.

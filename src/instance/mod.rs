@@ -84,7 +84,7 @@ impl Instance {
         if let Some(gpu) = site.device.as_ref().and_then(|device| device.cuda_number()) {
             let bytes = site.used_bytes()?.saturating_sub(used_before);
             if let Err(error) = triton.report_memory(gpu, bytes) {
-                log::info!("{}: the server does not hear of {bytes} bytes of GPU memory: {error}", model.config.model);
+                log::info!("{}: cannot report {bytes} bytes of GPU memory to the server: {error}", model.config.model);
             }
         }
         let initial = model.initial_model.as_ref().map(|of| InitialStep::new(of.session.clone(), &of.binding));

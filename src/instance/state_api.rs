@@ -113,7 +113,7 @@ impl Instance {
             ));
         }
         if asked.delete && !row.end {
-            return Err(conflict("where core schedules the sequences, 'delete' needs sequence_end, too"));
+            return Err(conflict("with 'sequence_batching', 'delete' also needs sequence_end"));
         }
         let Some(key) = &row.key else { return Ok(()) };
         let extras = self.sequences.extras(slot).unwrap_or_default();
@@ -420,15 +420,15 @@ fn check_start_control(row: &Row, asked: &StateRequest) -> Result<(), StateApiEr
     let starts = row.state.start && (!asked.progress.goes_on || asked.progress.restarts);
     if starts && (!asked.progress.runs || asked.discards || !asked.set.is_empty()) {
         return Err(conflict(
-            "the model takes START as an input, so an inference that commits has to begin the sequence: send the inputs of \
-             the model and no state; or send all states, a snapshot, or 'clone_of'",
+            "the model takes START as an input, so the sequence must begin with an inference that commits: send the \
+             inputs of the model and no state; or send all states, a snapshot, or 'clone_of'",
         ));
     }
     let begins_again = asked.progress.runs && asked.progress.restarts;
     if !asked.reset.is_empty() && !begins_again {
         return Err(conflict(
-            "the model takes START as an input, so an inference has to begin the sequence again: reset all states, and \
-             send the inputs of the model",
+            "the model takes START as an input, so the sequence must begin again with an inference: reset all states, \
+             and send the inputs of the model",
         ));
     }
     Ok(())

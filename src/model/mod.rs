@@ -302,15 +302,16 @@ impl Model {
         }
         if self.config.batches_unordered {
             log::warn!(
-                "model {name}: as a step of an ensemble on Triton 25.06 or newer, this model can lose the order of a \
-                 sequence whose client sends ahead: write 'preserve_ordering: true' in 'dynamic_batching', or leave that out"
+                "model {name}: as a step of an ensemble on Triton 25.06 or newer, this model can get a sequence's \
+                 requests out of order if its client does not wait for answers: write 'preserve_ordering: true' in \
+                 'dynamic_batching', or leave 'dynamic_batching' out"
             );
         }
         if self.config.waits_for_resources {
             log::warn!(
                 "model {name}: with --rate-limit=execution_count, requests can wait in core for the resources of \
-                 instance_group while the instance is idle, and the backend takes a pause of {:?} for the end of core's \
-                 queue: use no id again, or leave out 'sequence_batching'",
+                 instance_group while the instance is idle, but after a pause of {:?} the backend assumes that core's \
+                 queue is empty: give each sequence a new id, or leave out 'sequence_batching'",
                 self.config.quiet
             );
         }

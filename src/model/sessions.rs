@@ -71,8 +71,8 @@ impl Sessions {
             }
         } else if !options.contains_key("trt_profile_min_shapes") {
             log::warn!(
-                "{}: dimensions of {} are open, so TensorRT builds an engine anew when a request brings other ones; say \
-                 which there are with 'trt_profile_min_shapes', 'trt_profile_opt_shapes' and 'trt_profile_max_shapes'",
+                "{}: dimensions of {} are open, so TensorRT builds a new engine when a request has other lengths; \
+                 give their range in 'trt_profile_min_shapes', 'trt_profile_opt_shapes' and 'trt_profile_max_shapes'",
                 config.model,
                 open.join(", ")
             );

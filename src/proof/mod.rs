@@ -145,7 +145,7 @@ impl<'a> Proof<'a> {
             let Err(Rows::Unknown(why)) = self.alone(&row) else { continue };
             if self.together(&[&row, &row]).is_ok() {
                 return Err(Rows::Mixed(format!(
-                    "two rows of length {length} share a run that fails for each alone: {why}"
+                    "two rows of length {length} can share a run, but each fails alone: {why}"
                 )));
             }
         }
@@ -184,7 +184,7 @@ impl<'a> Proof<'a> {
         let rows: Vec<&Sequence> = live.iter().map(|sequence| &**sequence).collect();
         let dims = |row: &Sequence| row.states.iter().map(|state| state.dims.clone()).collect::<Vec<_>>();
         if rows.windows(2).any(|two| dims(two[0]) != dims(two[1])) {
-            return Err(unknown("the states of the rows have different lengths, so that they share no run"));
+            return Err(unknown("the states of the rows have different lengths, so they share no run"));
         }
         let together = self.together(&rows);
         let mut alone = Vec::new();

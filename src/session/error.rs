@@ -13,14 +13,14 @@ pub enum OpenError {
     Load { path: String, why: String },
     /// The provider for a GPU is missing, or refuses its options.
     #[error(
-        "ONNX Runtime cannot use GPU {device}: {why}. Use an ONNX Runtime for GPUs, with its providers beside it and \
-         CUDA's libraries where the loader finds them; or run on the CPU: 'instance_group [ {{ kind: KIND_CPU }} ]', \
-         or parameter 'allow_cpu_fallback' 1"
+        "ONNX Runtime cannot use GPU {device}: {why}. Use a GPU build of ONNX Runtime, with its provider libraries in \
+         the same folder and CUDA's libraries on the loader's path; or run on the CPU: write 'instance_group [ {{ \
+         kind: KIND_CPU }} ]', or set parameter 'allow_cpu_fallback' to 1"
     )]
     Provider { device: i32, why: String },
     /// The provider for a GPU does not take its options.
     #[error(
-        "ONNX Runtime does not take the options for GPU {device}: {why}. They are parameters of the model, or of \
+        "ONNX Runtime rejects the options for GPU {device}: {why}. They are parameters of the model, or of \
          'optimization.execution_accelerators'"
     )]
     ProviderOptions { device: i32, why: String },

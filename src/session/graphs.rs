@@ -74,7 +74,10 @@ impl Graphs {
             };
             let failures = failures + 1;
             let from_now_on = if failures < MOST_FAILURES { "this time" } else { "from now on" };
-            log::warn!("no CUDA graph of {} rows, which run without {from_now_on}: {error}", key.1.rows);
+            log::warn!(
+                "no CUDA graph could be made for {} rows, so they run without one {from_now_on}: {error}",
+                key.1.rows
+            );
             self.made.insert(key, Graph::Failed(failures));
             session.end_capture()?;
             return run(session.run_options());

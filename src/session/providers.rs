@@ -111,7 +111,7 @@ impl<T> ProviderOptions<T> {
     }
 
     fn cannot_be_had(&self, why: &str) -> Refused {
-        Refused::Provider(format!("the {} provider cannot be had: {why}", self.functions.provider))
+        Refused::Provider(format!("the {} provider cannot be used: {why}", self.functions.provider))
     }
 
     /// Sets options by text. All others get their defaults by that, the stream too.

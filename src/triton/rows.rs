@@ -98,8 +98,8 @@ impl Whole {
                 if outputs.clone().filter(|of| is_like(of)).count() < rows.len() {
                     let name = output.name.to_string_lossy();
                     let text = format!(
-                        "output '{name}' has rows of different shapes, which one response cannot carry; the rows have run: \
-                         send sequences with such outputs apart"
+                        "output '{name}' has rows of different shapes, which one response cannot carry; the rows have \
+                         run: send sequences with such outputs in separate requests"
                     );
                     return Err(Error::new(Code::InvalidArg, text));
                 }

@@ -106,9 +106,9 @@ impl Reader {
         Some(match self.expected.drains(request)? {
             Ok(true) if self.has_store => Ok(()),
             Ok(true) => {
-                Err(conflict("'drain' saves all sequences in the model's 'state_store', and it has none").into())
+                Err(conflict("'drain' saves all sequences in the model's 'state_store', but the model has none").into())
             }
-            Ok(false) => Err(conflict("'drain' is not taken back: unload the model, and load it again").into()),
+            Ok(false) => Err(conflict("'drain' cannot be undone: unload the model, and load it again").into()),
             Err(error) => Err(error.into()),
         })
     }
@@ -140,8 +140,8 @@ impl Reader {
                 }
                 if asked.clone_of.is_some() && self.shares_sequences {
                     // Only a request of a sequence asks the store whether the state here is the newest.
-                    let why = "another server may have gone on with the sequence of 'clone_of', because they share a \
-                               'state_store': read a snapshot of it, and start with that";
+                    let why = "with 'state_store', another server may have a newer state of the sequence of \
+                               'clone_of': read a snapshot of it, and start with that";
                     return Err(conflict(why).into());
                 }
                 control.end |= asked.delete;

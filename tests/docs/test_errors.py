@@ -39,16 +39,16 @@ parameter '…' is missing: …
 parameter 'state_api' is 'true', but
 'sequence_batching.oldest.max_candidate_sequences' is 0
 --backend-config=stateful,…=…: …
-… state slots of …
+no memory for … state slots of …
 parameter 'enable_cuda_graph' is '1', but a graph replays
 parameter 'enable_cuda_graph' is '1', but ONNX
 parameter 'growing_padding' is '…', but
 the … cannot be run:
 …; without it: …
 the request was cancelled
-the request has … sequences, and a model with
+the request has … sequences, but a model with
 parameter 'max_steps' of the request is
-the request has no parameter 'max_steps', and
+nothing ends the steps of the request
 sequence id … is a string
 sequence id … is too large
 SEQUENCE_ID_NOT_PROVIDED:
@@ -80,7 +80,7 @@ input '…' has … bytes
 input '…' has … elements,
 input '…' lies in memory of GPU
 no memory for input '…':
-generated input '…' (…) cannot
+generated input '…' (…) would
 no room for the sequence's growing states
 the initial_state_model gave
 output '…' is requested, but
@@ -90,10 +90,10 @@ parameter 'state_pairs' is '…', but
 parameter 'state_pair_patterns' has '…', but
 by their names all inputs
 … may be states
-max_batch_size is …, but the model has no batch dimension
+max_batch_size is …, but the model has no recognizable batch dimension
 max_batch_size is …, but the names of the model's dimensions
 ONNX Runtime cannot use GPU
-ONNX Runtime does not take the options
+ONNX Runtime rejects the options
 no ONNX Runtime library found;
 the ONNX Runtime library …
 this Triton server has backend API

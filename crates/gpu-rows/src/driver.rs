@@ -37,7 +37,7 @@ pub enum DeviceError {
         count: i32,
     },
     /// The device has too little free memory.
-    #[error("{bytes} bytes of memory of GPU {device} cannot be had: {free} of {total} bytes are free")]
+    #[error("cannot allocate {bytes} bytes of memory of GPU {device}: {free} of {total} bytes are free")]
     OutOfMemory {
         /// Bytes that were requested.
         bytes: usize,
@@ -49,7 +49,7 @@ pub enum DeviceError {
         total: usize,
     },
     /// The host has too little memory to pin.
-    #[error("{bytes} bytes of the host's memory, pinned for GPU {device}, cannot be had")]
+    #[error("cannot allocate {bytes} bytes of host memory pinned for GPU {device}")]
     OutOfPinned {
         /// Bytes that were requested.
         bytes: usize,
@@ -68,8 +68,8 @@ pub enum DeviceError {
     },
     /// A function of the driver failed. From now on, the driver refuses everything that this process asks of the device.
     #[error(
-        "GPU {device}: {call} failed: {why}; this process can't use the GPU any more, whatever is loaded again: restart \
-         the server"
+        "GPU {device}: {call} failed: {why}; this process can't use the GPU any more, even for reloaded models: \
+         restart the server"
     )]
     Lost {
         /// The device's number.

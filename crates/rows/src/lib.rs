@@ -23,7 +23,7 @@ pub use host::Buffer;
 
 /// The host has too little memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of host memory cannot be had")]
+#[error("cannot allocate {bytes} bytes of host memory")]
 pub struct NoMemory {
     /// Bytes that were requested.
     pub bytes: usize,

@@ -273,7 +273,7 @@ pub enum StoreError {
 impl StoreError {
     /// The store's answer is none that a store gives to this question.
     pub(crate) fn unexpected() -> Self {
-        Self::Damaged("it gave an answer that does not belong to the question".to_owned())
+        Self::Damaged("its answer does not fit the command".to_owned())
     }
 }
 

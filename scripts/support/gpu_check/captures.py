@@ -28,7 +28,7 @@ from support.gpu_check.serving import (
 )
 from support.server import ServerError, TritonServer
 
-FAILED = "no CUDA graph of"
+FAILED = "no CUDA graph could be made for"
 REPLAY = "Replaying the captured"
 SIZES = (1, 2, 4)
 LOADS = 4

@@ -33,7 +33,7 @@ impl Asks {
             while let Err(error) = keeper.listen(hear) {
                 let why = error.to_string();
                 if why != told {
-                    log::warn!("this server doesn't hear which of its sequences other servers want, because {why}");
+                    log::warn!("this server does not learn which sequences other servers ask for, because {why}");
                     told = why;
                 }
                 if !hear(None) {

@@ -149,7 +149,7 @@ pub(super) enum Found {
 impl Found {
     /// The search has panicked.
     pub fn failed() -> Self {
-        Self::No(Panic("the sequence could not be looked for".to_owned()).into())
+        Self::No(Panic("the search for a sequence failed".to_owned()).into())
     }
 }
 
@@ -392,7 +392,7 @@ fn tell_steps(answered: &Answered, made: u64, saved: u64) {
     let Some(answer) = &answered.answer else { return };
     for (name, steps) in [(c"stateful_steps_made", made), (c"stateful_steps_saved", saved)] {
         if let Err(error) = answer.set_number(name, steps) {
-            log::error!("a response cannot tell the steps of its sequence: {error}");
+            log::error!("cannot add the number of steps to a response: {error}");
         }
     }
 }

@@ -91,7 +91,7 @@ def test_an_output_that_may_be_the_state_in_place_of_the_one_that_was_found_is_t
         return graph(nodes, [("x", "fp32", ROW), ("h", "fp32", ROW)], outputs)
 
     made = bare("left_over", build, (("h", "h_out"),), outputs=("y", "following"))
-    notes = [line for line in messages(log_of_load(deployment, made)) if "are left over" in line]
+    notes = [line for line in messages(log_of_load(deployment, made)) if "more than one output has" in line]
     assert len(notes) == 1 and "<<<h, h_out>>> or <<<h, y>>>" in notes[0]
 
 

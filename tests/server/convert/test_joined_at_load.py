@@ -202,7 +202,7 @@ REFUSED = {
     "a context that repeats": ({"input_context": "ctc.hidden=2@1:repeat"}, "':zeros' or ':whole' is expected"),
     "windows inside": (
         {"input_windows": "ctc.hidden=2@1"},
-        "parameter 'input_windows' names 'ctc.hidden', which a wire leads to: windows are cut from what requests carry",
+        "parameter 'input_windows' names 'ctc.hidden', which a wire leads to: windows are cut from inputs of requests",
     ),
     "a generated value inside": (
         {"generated_inputs": "ctc.hidden=steps"},

@@ -105,7 +105,7 @@ def test_a_wrong_number_of_steps_is_refused_by_name(deployment, by, value):
 def test_without_an_end_each_request_has_to_say_how_many_steps_it_makes(deployment):
     model = models.spoken("repeat_endless", until=None)
     talk = talk_of(deployment, served(deployment, model.name, of=model), until=never)
-    with pytest.raises(Refused, match=r"no parameter 'max_steps'.*'repeat_until'"):
+    with pytest.raises(Refused, match=r"nothing ends the steps.*'max_steps'.*'repeat_until'"):
         talk.ask(2, start=True)
     talk.ask(2, start=True, max_steps=5)
     talk.ask(2, end=True, max_steps=1)

@@ -176,7 +176,7 @@ def test_a_request_without_an_input_learns_what_to_send(deployment):
     talk.ask(3, start=True)
     inputs = talk.draw(3)
     del inputs["AUDIO"]
-    with pytest.raises(Refused, match="lacks input 'AUDIO', which 'input_windows' cuts: send it with 0 elements"):
+    with pytest.raises(Refused, match="lacks input 'AUDIO', which 'input_windows' cuts: send the input in each"):
         talk.ask(inputs)
     talk.ask(3, end=True)
 

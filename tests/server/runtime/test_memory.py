@@ -73,6 +73,6 @@ def test_a_request_that_there_is_no_memory_for_is_refused_and_the_sequence_goes_
     with deployed.without_more_memory(than=50 * MB):
         refused = outcome(lambda: client.step(model.name, sequence_id, {"X": EMPTY}))
     assert isinstance(refused, InferenceServerException) and refused.status() == "StatusCode.UNAVAILABLE", refused
-    assert re.search("bytes of host memory cannot be had|bad_alloc", refused.message()), refused
+    assert re.search("bytes of host memory|bad_alloc", refused.message()), refused
     came = client.step(model.name, sequence_id, {"X": EMPTY[:, :4]}, end=True)
     assert came["Y"].shape == (1, 4)

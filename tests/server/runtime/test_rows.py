@@ -325,7 +325,7 @@ def test_a_graph_that_mixes_its_rows_runs_one_row_at_a_time(deployment, kind):
 def test_a_batch_that_is_written_is_refused_where_the_graph_mixes_its_rows(deployment, kind):
     text = deployment.load_error(model(f"refused_{kind}", MIXED[kind], "max_batch_size: 8"))
     assert "would change each other's answers" in text
-    assert "'max_batch_size: 1'" in text and "'max_rows_per_run' of 1" in text and "'trust_batch'" in text
+    assert "'max_batch_size: 1'" in text and "'max_rows_per_run' to 1" in text and "'trust_batch'" in text
 
 
 @pytest.mark.parametrize("kind", APART)
@@ -506,7 +506,7 @@ def test_rows_that_only_fill_a_window_together_run_one_by_one(deployment):
     served = deployment.serve(of_sequence("halves", nodes, {"WINDOWS": np.array([-1, 2 * WIDTH])}))
     assert deployment.admin.get_model_config(served.name).config.max_batch_size == 1
     [warning] = [line for line in warnings_of_load(deployment, served) if "runs alone" in line]
-    assert "two rows of length 1 share a run that fails for each alone" in warning
+    assert "two rows of length 1 can share a run, but each fails alone" in warning
 
 
 def test_windows_of_fixed_length_are_named_because_they_may_lie_in_two_rows(deployment):

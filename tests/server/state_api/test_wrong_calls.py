@@ -120,7 +120,7 @@ def test_a_text_with_the_names_of_many_states_is_cut(serve, connect, protocol):
     with pytest.raises(Refused) as caught:
         send(one, None, get_state="NOTHING")
     text = caught.value.text
-    assert text.startswith("STATE_UNKNOWN: request parameter 'get_state' names 'NOTHING', and the model's states are ")
+    assert text.startswith("STATE_UNKNOWN: request parameter 'get_state' names 'NOTHING', but the model's states are ")
     assert " bytes ..." in text and len(text) < 2100, text
 
 

@@ -172,7 +172,7 @@ REFUSED = {
     "outside": (arrays("S=npz:../1/model.onnx", S=RIGHT), ["'../1/model.onnx'", "that folder"]),
     "no_such_key": (of_metadata("S=metadata:init", start="1"), ["no metadata 'init'", "'start'"]),
     "no_number": (of_metadata("S=metadata:init", init="1,x,2"), ["metadata 'init'", "'x'"]),
-    "gap": (of_metadata("S=metadata:init", init="1,,2,3"), ["metadata 'init'", "a comma without a number in front"]),
+    "gap": (of_metadata("S=metadata:init", init="1,,2,3"), ["metadata 'init'", "a comma without a number before it"]),
     "nested_header": (
         holding("", "fp32", [BATCH, 2, 3], "S=npz:start.npz", files=with_header("(" * 5000 + "1" + ",)" * 5000)),
         ["'start.npz'", "array 'S'", "at most 10000"],

@@ -220,7 +220,7 @@ def test_an_end_that_is_refused_for_its_step_ends_nothing(deploy, connect, locat
     for made in (1, 2, 3):
         ends = {"sequence_id": 1, "sequence_end": True, "sequence_step": 7}
         for _ in range(2):
-            with pytest.raises(Refused, match=f"SEQUENCE_STEP_CONFLICT: .* which has made {made}; it has not run"):
+            with pytest.raises(Refused, match=f"SEQUENCE_STEP_CONFLICT: .* which has made {made}; the request has not"):
                 talk.client.ask(model.name, model.draw(talk.rng), ends)
         # the state has left the server, and is saved
         talk.step()
