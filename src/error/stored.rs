@@ -29,8 +29,8 @@ pub enum StoredError {
     NotSaved(SequenceId),
     /// The store did not do what was asked.
     #[error(
-        "STATE_STORE_FAILED: {source}; no answered step of sequence {id} is lost: send this request again when the \
-         store can save"
+        "STATE_STORE_FAILED: {source}; the answered steps of sequence {id} are as they were: send this request again when \
+         the store can save"
     )]
     Failed { id: SequenceId, source: StoreError },
     /// What the store has is no state of this model.
