@@ -27,6 +27,13 @@ pub enum StoredError {
         "SEQUENCE_NOT_SAVED: sequence {0} has begun on another server, which has saved none of its steps; start it again"
     )]
     NotSaved(SequenceId),
+    /// A START, and the store has a sequence with its id.
+    #[error(
+        "SEQUENCE_ALREADY_EXISTS: Sequence with provided ID already exists: {0} is in the state store; it goes on. If this \
+         START is sent again, send it without START; else end that sequence first, use another id, or set parameter \
+         'on_duplicate_start' to 'restart'"
+    )]
+    Exists(SequenceId),
     /// The store did not do what was asked.
     #[error(
         "STATE_STORE_FAILED: {source}; the answered steps of sequence {id} are as they were: send this request again when \
@@ -34,7 +41,9 @@ pub enum StoredError {
     )]
     Failed { id: SequenceId, source: StoreError },
     /// What the store has is no state of this model.
-    #[error("STATE_STORE_DAMAGED: the state of sequence {id} in the store cannot be used: {source}; start it again")]
+    #[error(
+        "STATE_STORE_DAMAGED: the state of sequence {id} in the store cannot be used: {source}; end it, and start it again"
+    )]
     Damaged { id: SequenceId, source: SnapshotError },
 }
 
@@ -43,6 +52,7 @@ impl StoredError {
         match self {
             Self::Moved(_) | Self::Drains => (Reason::StateStore, Code::Unavailable),
             Self::NotSaved(_) => (Reason::SequenceNotFound, Code::NotFound),
+            Self::Exists(_) => (Reason::SequenceExists, Code::AlreadyExists),
             Self::Failed { source: StoreError::TooLarge { .. }, .. } => (Reason::StateStore, Code::InvalidArg),
             Self::Failed { .. } => (Reason::StateStore, Code::Unavailable),
             Self::Damaged { .. } => (Reason::StateStore, Code::Internal),

@@ -30,7 +30,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sequences::scheduler::{Begins, Over, OverBy, Ready, Refused, Scheduler, Work};
+use sequences::scheduler::{Begins, OnDuplicateStart, Over, OverBy, Ready, Refused, Scheduler, Work};
 use sequences::{Finished, Key};
 
 use crate::batch::Row;
@@ -123,11 +123,10 @@ impl Workers {
         let scheduler = Mutex::new(Scheduler::new(rules, own.workers, Instant::now()));
         let site = model.only_site()?;
         let alarm = Arc::<Alarm>::default();
-        let stored = model
-            .keeper
-            .clone()
-            .zip(model.config.state_store.as_ref())
-            .map(|(keeper, of)| Stored::new(keeper, of, own.workers, alarm.clone(), site.sequences.clone()));
+        let rejects_duplicates = own.rules.on_duplicate_start == OnDuplicateStart::Reject;
+        let stored = model.keeper.clone().zip(model.config.state_store.as_ref()).map(|(keeper, of)| {
+            Stored::new(keeper, of, rejects_duplicates, own.workers, alarm.clone(), site.sequences.clone())
+        });
         let shared = Arc::new(Shared {
             triton,
             sequences: site.sequences.clone(),

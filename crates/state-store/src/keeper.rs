@@ -22,7 +22,7 @@ pub struct Hold {
     confirmed: Instant,
     /// The store may not have a record of it yet.
     is_new: bool,
-    /// Older sequences of the id, one of which is in the store until the START has run.
+    /// Older sequences of the id, one of which the store may have when the START has run.
     replaces: Vec<Token>,
 }
 
@@ -42,7 +42,13 @@ impl Hold {
         !self.replaces.is_empty()
     }
 
-    /// Older sequences of the id, of this server, may be in the store by then.
+    /// Whether the store has an older sequence of the id, and that is none of these.
+    pub fn replaces_another(&self, mut known: impl Iterator<Item = Token>) -> bool {
+        self.replaces.first().is_some_and(|old| !known.any(|known| known == *old))
+    }
+
+    /// Adds older sequences of this server. The record may have the token of one of them when the START is saved. If the store
+    /// had no sequence when the record was made, it has none of these either.
     pub fn also_replaces(&mut self, older: impl Iterator<Item = Token>) {
         if self.replaces() {
             self.replaces.extend(older);
@@ -140,12 +146,12 @@ impl Keeper {
         })
     }
 
-    /// Sequences whose STARTs are going to run here. Makes their records. If the store has an older sequence of an id, that
-    /// stays until [`Change::Step`] or [`Change::End`], which fail if it is another one by then.
+    /// Makes the records of sequences whose STARTs are going to run here. If the store has a state of an older sequence, that
+    /// stays until [`Change::Step`] or [`Change::End`] of the new one. These fail if the store has a third one by then.
     pub fn reserve(&self, ids: &[Vec<u8>]) -> Result<Vec<Hold>, StoreError> {
         let holds: Vec<_> = ids.iter().map(|id| self.hold(id)).collect::<Result<_, _>>()?;
-        let reserve = |hold: &'_ Hold| Op::Reserve { token: hold.token };
-        let replies = self.apply(holds.iter().map(|hold| (hold.key.as_slice(), reserve(hold))).collect())?;
+        let operations = holds.iter().map(|hold| (hold.key.as_slice(), Op::Reserve { token: hold.token }));
+        let replies = self.apply(operations.collect())?;
         let reserved = |(hold, reply)| match reply {
             Reply::Done => Ok(Hold { is_new: false, ..hold }),
             Reply::Lives(old) => Ok(Hold { replaces: vec![old], ..hold }),

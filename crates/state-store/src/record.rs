@@ -73,7 +73,7 @@ pub enum Op<'a> {
         /// If the owner of an older sequence of the id lives, asks it to release that, and changes nothing.
         asks: bool,
     },
-    /// A START: makes a new record without a state, unless there is one of a sequence that has not ended.
+    /// A START: makes a new record without a state, unless there is one with a state.
     Reserve {
         /// The new owner's.
         token: Token,
@@ -142,7 +142,7 @@ pub enum Reply {
     Asked,
     /// For [`Op::Resume`]: it has begun, and no state was saved. Nothing has changed.
     Unsaved,
-    /// For [`Op::Reserve`]: a sequence that has not ended has this token. Nothing has changed.
+    /// For [`Op::Reserve`]: the record has a state, and this token. Nothing has changed.
     Lives(Token),
     /// The record has another token, so another server has the sequence.
     Moved,
@@ -163,10 +163,10 @@ impl Op<'_> {
     {
         let keep = Effect::Keep;
         match (*self, record) {
-            (Op::Start { token, .. }, _) | (Op::Reserve { token }, None | Some(Record::Ended(_))) => {
-                (Effect::Write(token, b""), Reply::Done)
+            (Op::Reserve { .. }, Some(Record::Live { token, blob })) if !blob.as_ref().is_empty() => {
+                (keep, Reply::Lives(*token))
             }
-            (Op::Reserve { .. }, Some(Record::Live { token, .. })) => (keep, Reply::Lives(*token)),
+            (Op::Start { token, .. } | Op::Reserve { token }, _) => (Effect::Write(token, b""), Reply::Done),
             (Op::Restore { token, blob }, None) => (Effect::Write(token, blob), Reply::Done),
             (_, None) => (keep, Reply::Absent),
             (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {

@@ -19,8 +19,8 @@ use crate::server::Server;
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;
 
-// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag, tokens of records
-// that may be there.
+// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag, and
+// tokens that the record may have.
 // A server whose process has ended no longer hears its channel.
 //
 // A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
@@ -38,7 +38,10 @@ redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'done'";
 const RESERVE: &str = "local t = redis.call('HGET', KEYS[1], 't')
-if t and t ~= '' and redis.call('EXISTS', KEYS[2] .. t) == 1 then return {t} end
+if t and t ~= '' then
+  if redis.call('STRLEN', KEYS[2] .. t) > 0 then return {t} end
+  redis.call('UNLINK', KEYS[2] .. t)
+end
 redis.call('SET', KEYS[2] .. ARGV[1], '', 'PX', ARGV[2])
 redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])

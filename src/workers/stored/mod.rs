@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
-use sequences::scheduler::{Lookup, Over, Ready};
+use sequences::scheduler::{Lookup, Over, OverBy, Ready};
 use sequences::{Outcome, SequenceId};
 use smallvec::SmallVec;
 use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
@@ -59,6 +59,8 @@ pub(super) struct Stored {
     later: Option<Later>,
     /// The most bytes of an answer that is kept.
     most_answer_bytes: usize,
+    /// A START of an id that lives in the store is refused.
+    rejects_duplicates: bool,
     /// Sequences that were over unsaved before the first drain.
     lost_before_drain: OnceLock<u64>,
     live: Arc<LiveSequences>,
@@ -68,7 +70,7 @@ pub(super) struct Stored {
 #[derive(Default)]
 struct Owned {
     by_lane: HashMap<u32, Sequence>,
-    /// The lanes of each [`key_of`], the youngest last.
+    /// The lanes of each [`key_of`], in order. They rise with the STARTs, so the youngest is last.
     by_key: HashMap<Vec<u8>, SmallVec<[u32; 2]>>,
 }
 
@@ -104,7 +106,8 @@ impl Owned {
 
     fn insert(&mut self, lane: u32, sequence: Sequence) {
         self.remove(lane);
-        self.by_key.entry(sequence.key.clone()).or_default().push(lane);
+        let lanes = self.by_key.entry(sequence.key.clone()).or_default();
+        lanes.insert(lanes.partition_point(|&of| of < lane), lane);
         self.by_lane.insert(lane, sequence);
     }
 
@@ -126,6 +129,11 @@ impl Owned {
     /// The lanes of the sequences with an id, the youngest last.
     fn lanes_of(&self, key: &[u8]) -> &[u32] {
         self.by_key.get(key).map_or(&[], SmallVec::as_slice)
+    }
+
+    /// The tokens of older sequences with an id.
+    fn older(&self, key: &[u8], lane: u32) -> impl Iterator<Item = Token> {
+        self.lanes_of(key).iter().filter(move |&&of| of < lane).filter_map(|&of| Some(self.get(of)?.hold.token()))
     }
 
     /// Whether a younger sequence of this server has the id.
@@ -157,8 +165,6 @@ impl Found {
 pub(super) struct Member {
     lane: u32,
     id: SequenceId,
-    /// The request is its START.
-    starts: bool,
 }
 
 impl Stored {
@@ -166,6 +172,7 @@ impl Stored {
     pub fn new(
         keeper: Arc<Keeper>,
         of: &StateStore,
+        rejects_duplicates: bool,
         workers: usize,
         alarm: Arc<Alarm>,
         live: Arc<LiveSequences>,
@@ -176,12 +183,14 @@ impl Stored {
             Durability::Drain => Some(Later::new(None, workers, alarm)),
         };
         Self {
-            keeper,
             sequences: Mutex::default(),
             later,
             most_answer_bytes: of.kept_answer_bytes,
+            // No other server uses a folder, so no START comes late.
+            rejects_duplicates: rejects_duplicates && keeper.is_shared(),
             lost_before_drain: OnceLock::new(),
             live,
+            keeper,
         }
     }
 
@@ -224,13 +233,7 @@ impl Stored {
 
     /// The sequences of a batch, before [`Stored::prepare`].
     pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
-        let owned = self.sequences.lock();
-        let member = |Ready { lane, id, .. }: &Ready<Box<Queued>>| Member {
-            lane: *lane,
-            id: id.clone(),
-            starts: owned.get(*lane).is_none_or(|of| of.starts),
-        };
-        ready.iter().map(member).collect()
+        ready.iter().map(|of| Member { lane: of.lane, id: of.id.clone() }).collect()
     }
 
     /// Before a batch runs: makes sure that its sequences are this server's, and that the instance has their states.
@@ -356,8 +359,11 @@ impl Stored {
                 }
             }
             Err(error) => {
-                if let (Some(later), Some(lane)) = (&self.later, key.lane) {
-                    self.give_back(later, lane, state);
+                match (&self.later, key.lane) {
+                    (Some(later), Some(lane)) => self.give_back(later, lane, state),
+                    // Another server may be able to read it, but its client doesn't want it any more.
+                    (None, Some(lane)) if row.end => self.end(&[Over { lane, why: OverBy::Replaced }]),
+                    _ => {}
                 }
                 self.forget(key.lane);
                 refuse(row, |_| error);

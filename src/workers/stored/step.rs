@@ -1,14 +1,15 @@
 //! `durability: step`: each step is saved before its answer.
 //!
 //! Before a batch runs, [`Stored::check`] asks the store whether this server still owns the batch's sequences, and takes
-//! back those that another server has taken. The records of STARTs are made then, too. After the run and before any answer is
+//! back those that another server has taken. It also makes the records of STARTs. After the run and before any answer is
 //! sent, [`Stored::save_steps`] saves the new states. If a save fails, the request gets an error and this server forgets the
 //! sequence: the store has the state of the last answer, and the next request takes it from there. So no state is lost after
 //! its answer, and no answer is sent before its state is saved.
 //!
-//! A START replaces the sequence that the store had before it ran, or an older one of this server, and no other. So a START
-//! that takes long, on a server that was paused for example, replaces no sequence that its client has begun elsewhere
-//! meanwhile. The older sequence stays in the store until then, because the START may be cancelled.
+//! A START is refused if the store has a state of a sequence with its id, except an older one of this server, which leaves. So
+//! a START that was sent again, and arrives late, replaces no sequence that its client has begun elsewhere. With
+//! `on_duplicate_start: restart`, it replaces the sequence that the store had before it ran, or an older one of this server,
+//! and no other. That stays in the store until then, because the START may be cancelled.
 
 use sequences::scheduler::{Lookup, Over, OverBy};
 use sequences::{Outcome, SequenceId};
@@ -31,7 +32,6 @@ struct Unsaved {
     at: usize,
     lane: u32,
     id: SequenceId,
-    key: Vec<u8>,
     hold: Hold,
     /// The new state, behind the answer if that is kept; `None` if the sequence is over.
     state: Option<Vec<u8>>,
@@ -144,14 +144,17 @@ impl Stored {
         self.send(instance, answered, unsaved);
     }
 
-    /// Makes the records of STARTs, or notes which sequences they are going to replace. One that is refused ends these, too.
+    /// Makes the records of STARTs, or notes which sequences they are going to replace, or refuses them. Leaves out those that their clients may
+    /// have sent to another server, and those whose id a younger sequence has here: they must not replace that.
     fn reserve(&self, rows: &mut [Row]) {
-        let starts = |row: &&mut Row| row.state.start && !row.is_under_way();
-        let starts = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled());
-        let with_key = |row: &'_ mut Row| row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id))));
+        let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
+        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
         let (mut begin, mut keys) = (Vec::new(), Vec::new());
-        for row in starts {
-            if let Some((lane, key)) = with_key(row) {
+        for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
+            let Some((lane, key)) = row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id)))) else {
+                continue;
+            };
+            if self.sequences.lock().lanes_of(&key).last().is_none_or(|&of| of < lane) {
                 begin.push((lane, row));
                 keys.push(key);
             }
@@ -159,8 +162,11 @@ impl Stored {
         match self.keeper.reserve(&keys) {
             Ok(holds) => {
                 let mut owned = self.sequences.lock();
-                for (((lane, _), key), mut hold) in begin.into_iter().zip(keys).zip(holds) {
-                    hold.also_replaces(owned.lanes_of(&key).iter().filter_map(|of| Some(owned.get(*of)?.hold.token())));
+                for (((lane, row), key), hold) in begin.into_iter().zip(keys).zip(holds) {
+                    if self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane)) {
+                        refuse(row, |id| StoredError::Exists(id.clone()).into());
+                        continue;
+                    }
                     owned.insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
                 }
             }
@@ -175,11 +181,16 @@ impl Stored {
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, starts, .. } = members.iter().find(|member| member.lane == lane)?;
-        // `None`: it was not found in the store, or could not be taken from there.
-        let hold = self.sequences.lock().get(lane).map(|of| of.hold.clone())?;
+        let Member { id, .. } = members.iter().find(|member| member.lane == lane)?;
+        let owned = self.sequences.lock();
+        // `None`: it could not be taken from the store, or it is a START that left no record.
+        let Sequence { key, hold, starts, .. } = owned.get(lane)?;
+        let (mut hold, starts) = (hold.clone(), *starts);
+        let has_older = hold.replaces() && owned.older(key, lane).next().is_some();
+        hold.also_replaces(owned.older(key, lane));
+        drop(owned);
         let replaces = hold.replaces();
-        let unsaved = |answer, state| Unsaved { at, lane, id: id.clone(), key: key_of(id), hold, answer, state };
+        let unsaved = |answer, state| Unsaved { at, lane, id: id.clone(), hold, answer, state };
         match finished.outcome {
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
@@ -193,13 +204,18 @@ impl Stored {
                     }
                 }
             }
-            // A START whose client has gone. It may have sent it again to another server before this one noted what it replaces.
-            Outcome::Failed if *starts && replaces && of.request.is_cancelled() => {
+            // The client has gone. It may have sent its START to another server before this one noted what it replaces.
+            Outcome::Failed if starts && replaces && of.request.is_cancelled() => {
+                self.forget([lane]);
+                None
+            }
+            // An older sequence that is here ends after the requests that were sent before the START.
+            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if starts && has_older => {
                 self.forget([lane]);
                 None
             }
             // A START that has failed.
-            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if *starts => Some(unsaved(Vec::new(), None)),
+            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.
             Outcome::Failed | Outcome::RunFailed if of.leaves => {
                 self.forget([lane]);
@@ -245,7 +261,7 @@ impl Stored {
                             self.forget(Some(of.lane).filter(|_| of.state.is_none()));
                         }
                         (Saved::Moved | Saved::Asked, _) => {
-                            self.metrics().count_moved(1);
+                            self.metrics().count_moved(u64::from(!of.hold.replaces()));
                             self.fail_unsaved(instance, answered, of.lane, StoredError::Moved(of.id.clone()).into());
                         }
                         (gone @ (Saved::Ended | Saved::Absent), _) => {
@@ -277,10 +293,8 @@ impl Stored {
 
     /// A state of a sequence is in the store.
     fn own(&self, of: &Unsaved, hold: Hold) {
-        let mut owned = self.sequences.lock();
-        match owned.get_mut(of.lane) {
-            Some(sequence) => (sequence.hold, sequence.starts) = (hold, false),
-            None => owned.insert(of.lane, Sequence::new(of.key.clone(), hold)),
+        if let Some(sequence) = self.sequences.lock().get_mut(of.lane) {
+            (sequence.hold, sequence.starts) = (hold, false);
         }
     }
 

@@ -115,7 +115,7 @@ def test_left_over_elements_and_held_inputs_are_kept(deploy, connect, location):
 
 @both_stores
 def test_an_end_and_a_new_start_are_there_after_a_kill(deploy, connect, location):
-    model = stored(ledger("ended"), location, sequence_idle_timeout_ms=50)
+    model = stored(ledger("ended"), location, sequence_idle_timeout_ms=50, on_duplicate_start="restart")
     first = deploy(control_model=False)
     first.serve(model)
     ended, one_shot, started_over, failed = (Talk(connect(first), model, number) for number in (1, 2, 3, 4))

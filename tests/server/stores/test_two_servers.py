@@ -134,8 +134,24 @@ def test_a_start_that_takes_long_replaces_no_younger_sequence(two, connect, valk
     pytest.fail("the old server was always faster")
 
 
+def test_a_start_that_is_sent_again_does_not_begin_the_sequence_anew(two, connect, location_of_valkey):
+    """As a server does that was paused, and finds the START when its client has gone on elsewhere."""
+    model = stored(ledger("started_once"), location_of_valkey)
+    for deployment in two:
+        deployment.serve(model)
+    talk, late = (Talk(connect(deployment), model, "seven") for deployment in two)
+    talk.start()
+    talk.step()
+    for _ in range(2):
+        with fails_with("SEQUENCE_ALREADY_EXISTS", "'seven' is in the state store"):
+            late.start(booked(9))
+    assert steps(talk.step()) == (3, 3)
+    talk.end()
+    assert steps(late.start(booked(3))) == (1, 1)
+
+
 def test_a_start_begins_anew_on_any_server(two, connect, location_of_valkey):
-    model = stored(ledger("started_over"), location_of_valkey)
+    model = stored(ledger("started_over"), location_of_valkey, on_duplicate_start="restart")
     for deployment in two:
         deployment.serve(model)
     old, new = (Talk(connect(deployment), model, "seven") for deployment in two)

@@ -426,7 +426,7 @@ mod tests {
                 ["[2, -1]", "such as dims: [2, 1]"],
             ),
             (json!([{ "data_type": "TYPE_FP32", "dims": [2, 3] }]), ["initial_state", "zero_data"]),
-            (json!([{}, {}]), ["initial_state", "twice"]),
+            (json!([{}, {}]), ["initial_state", "more than once"]),
         ] {
             let mut declared = state("a", "a2");
             declared["initial_state"] = initial;

@@ -98,7 +98,8 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
     let owner = if let Some(Record::Live { token, .. }) = &*record { Some(*token) } else { None };
     let is_ours = |token| owner == Some(token);
     match (operation, &*record) {
-        (Op::Start { token, .. }, _) | (Op::Reserve { token }, None | Some(Record::Ended(_))) => {
+        (Op::Reserve { .. }, Some(Record::Live { token, blob })) if !blob.is_empty() => Reply::Lives(*token),
+        (Op::Start { token, .. } | Op::Reserve { token }, _) => {
             *record = Some(Record::Live { token, blob: Vec::new() });
             Reply::Done
         }
@@ -106,7 +107,6 @@ fn apply(record: &mut Option<Record>, step: &Step) -> Reply {
             *record = Some(Record::Live { token, blob: blob.to_vec() });
             Reply::Done
         }
-        (Op::Reserve { .. }, Some(Record::Live { token, .. })) => Reply::Lives(*token),
         (_, None) => Reply::Absent,
         (Op::Replace { old, token, .. } | Op::End { token, old, .. }, Some(Record::Live { token: of_record, .. }))
             if token != *of_record && !old.contains(of_record) =>
@@ -291,12 +291,17 @@ fn a_start_replaces_only_the_sequence_that_was_there_before_it_ran() {
         assert!(matches!(save(&one, &late, b"late"), Saved::Moved));
         assert!(matches!(one.save(&[Change::End(&late, b"")]).unwrap()[0], Saved::Moved));
         assert!(matches!(save(&other, &young, b"younger"), Saved::Done(_)));
+        // A START that has saved nothing is not waited for.
+        let (lost, next) = (reserved(&one, b"n9"), start(&other, b"n9", b"next"));
+        assert!(matches!(save(&one, &lost, b"lost"), Saved::Moved));
+        assert!(matches!(save(&other, &next, b"on"), Saved::Done(_)));
         // It ends meanwhile.
         let next = reserved(&one, b"n7");
         assert!(matches!(other.save(&[Change::End(&young, b"bye")]).unwrap()[0], Saved::Done(_)));
         assert!(matches!(save(&one, &next, b"next"), Saved::Done(_)));
         // Two STARTs of a server.
         let (second, mut third) = (reserved(&one, b"n7"), reserved(&one, b"n7"));
+        assert!(second.replaces() && third.replaces());
         third.also_replaces([second.token()].into_iter());
         assert!(matches!(save(&one, &second, b"second"), Saved::Done(_)));
         assert!(matches!(save(&one, &third, b"third"), Saved::Done(_)));
