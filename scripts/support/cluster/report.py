@@ -137,7 +137,7 @@ def table(title: str, lives: list[Life], checked: Checked, faults: Faults) -> Ta
         made.add_row("latency p50, p99, max", f"{p50:.0f}, {p99:.0f}, {latencies.max():.0f} ms")
     elsewhere = Counter(event.what for event in faults.events if not event.of_server)
     for what, count in elsewhere.items():
-        made.add_row(f"{what}: times", f"{count:,}")
+        made.add_row(f"{what} (times)", f"{count:,}")
     for what, waited in _pauses_by_kind(lives, faults.events).items():
         count = f" ({waited.events} times)" if waited.events > 1 else ""
         made.add_row(f"{what}{count}: sequences that move", f"{len(waited.longest_s)}")

@@ -37,8 +37,12 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.headers: list[str] = []
         self.streams: list[list[str]] = []
         self.errors: list[str] = []
+        self.refusals = 0
 
     def ModelConfig(self, request, context):
+        if self.refusals:
+            self.refusals -= 1
+            context.abort(grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'model' has no available versions")
         config = model_config_pb2.ModelConfig(name=request.name, input=[INPUT], parameters={"state_api": STATE_API})
         return service_pb2.ModelConfigResponse(config=config)
 
@@ -75,6 +79,15 @@ def test_requests_have_the_id_or_what_is_given(service, sequence_id, headers, wa
     sequence = Sequence(service.url, "model", sequence_id, headers=headers)
     sequence.step(ONE)
     assert service.headers == [wanted]
+
+
+def test_the_configuration_is_asked_for_again_while_a_server_stops(service):
+    service.refusals = 2
+    Sequence(service.url, "model", retry=Retry(attempts=3, backoff=0)).step(ONE)
+    service.refusals = 2
+    with pytest.raises(Unavailable, match="no available versions"):
+        Sequence(service.url, "model", retry=Retry(attempts=2, backoff=0)).step(ONE)
+    assert len(service.headers) == 1
 
 
 def test_a_clone_is_looked_for_where_the_original_is(service):

@@ -335,7 +335,7 @@ class Flow:
 
     def _described(self) -> Doing[Model]:
         if self._model is None:
-            model: Model = yield Describe(self.model_name, self.version)
+            model = yield from self._describe()
             if self.retry is not None:
                 self._need_state_api(model, "a Retry")
             if self._origin.states or self._origin.goes_on:
@@ -344,6 +344,19 @@ class Flow:
                 self.id = str(self.id)
             self._model = model
         return self._model
+
+    def _describe(self) -> Doing[Model]:
+        """A server that stops says that the model is not there."""
+        failed = 0
+        while True:
+            try:
+                model: Model = yield Describe(self.model_name, self.version)
+                return model
+            except Unavailable:
+                failed += 1
+                if self.retry is None or failed >= self.retry.attempts:
+                    raise
+                yield Pause(self.retry.pause(failed))
 
     def _is_decoupled(self) -> bool:
         return self._model is not None and self._model.is_decoupled
