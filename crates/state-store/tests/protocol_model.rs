@@ -39,6 +39,8 @@ enum Refusal {
     Moved,
     /// `SEQUENCE_MISSING`
     Missing,
+    /// `SEQUENCE_ALREADY_EXISTS`
+    Exists,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,6 +65,8 @@ struct World {
     is_unsure: bool,
     /// Its START was refused, or it doesn't know what became of it.
     may_only_start: bool,
+    /// [`Protocol::rejects`]
+    rejects: bool,
     /// Whether the store has the END of each life.
     ended: [bool; 4],
     /// The steps of the last answer in this life.
@@ -88,6 +92,8 @@ struct Seen {
     last_life: u8,
     /// A START has replaced a sequence.
     replaced: bool,
+    /// A START that was sent again was refused, because the first one had run.
+    began_once: bool,
     /// The client has begun the id anew without an END that it knows of.
     begun_anew: bool,
     /// The steps of this life that were answered.
@@ -104,6 +110,10 @@ enum Action {
 }
 
 struct Protocol {
+    /// `on_duplicate_start` is `reject`. Then the client sends a START again that was not answered, also to the other server, and
+    /// uses an id once. With `restart`, it uses an id again, and after a START that was not answered only if that has looked
+    /// into the store.
+    rejects: bool,
     /// How often the client begins the id, and the steps that it makes each time.
     lives: u8,
     steps: u8,
@@ -134,7 +144,9 @@ impl World {
             match (&self.record, &after) {
                 // A record without a state has begun, and nothing of it was saved.
                 (_, Some(Record::Live { blob, .. })) => {
-                    self.seen.resurrected |= blob.first().is_some_and(|life| self.ended[usize::from(*life)]);
+                    // A late START can leave a state without steps, which nobody asks for.
+                    let is_new = self.rejects && blob.get(1) == Some(&0);
+                    self.seen.resurrected |= blob.first().is_some_and(|life| !is_new && self.ended[usize::from(*life)]);
                 }
                 (Some(Record::Live { blob, .. }), _) => {
                     blob.first().into_iter().for_each(|life| self.ended[usize::from(*life)] = true);
@@ -175,6 +187,7 @@ impl World {
             Phase::Reserve(state) => {
                 let new = self.new_token();
                 let old = match self.apply(Op::Reserve { token: token(new) }) {
+                    Reply::Lives(_) if self.rejects => return next(self, Phase::Answer(Err(Refusal::Exists))),
                     Reply::Lives(old) => Some(old),
                     _ => None,
                 };
@@ -245,6 +258,8 @@ impl World {
             // It may send the request again.
             Err(Refusal::Moved) => return self.may_only_start |= request == Request::Start,
             Err(Refusal::Missing) => return self.is_over = true,
+            // Its first START has run.
+            Err(Refusal::Exists) => return self.seen.began_once = true,
         };
         self.seen.foreign |= of != life;
         match request {
@@ -278,6 +293,7 @@ impl Model for Protocol {
             is_over: true,
             is_unsure: false,
             may_only_start: false,
+            rejects: self.rejects,
             ended: [false; 4],
             acknowledged: 0,
             crashes_left: self.crashes,
@@ -292,8 +308,12 @@ impl Model for Protocol {
             let server = &world.servers[number];
             if server.work.is_none() && !world.waits() && !world.is_unsure {
                 // The servers are alike, so the first of all requests goes to the first server.
-                let starts = world.life < self.lives && (world.life > 0 || number == 0);
-                actions.extend(starts.then_some(Action::Send(number, Request::Start)));
+                let may_start = if self.rejects && world.life > 0 {
+                    world.may_only_start
+                } else {
+                    world.life < self.lives && (world.life > 0 || number == 0)
+                };
+                actions.extend(may_start.then_some(Action::Send(number, Request::Start)));
                 if !world.is_over && !world.may_only_start {
                     actions.extend((world.acknowledged < self.steps).then_some(Action::Send(number, Request::Step)));
                     actions.push(Action::Send(number, Request::End));
@@ -314,8 +334,8 @@ impl Model for Protocol {
         match action {
             Action::Send(number, request) => {
                 let phase = if request == Request::Start {
-                    world.life += 1;
-                    world.seen.begun_anew |= !world.is_over;
+                    world.life += u8::from(!(self.rejects && world.may_only_start));
+                    world.seen.begun_anew |= !world.is_over && !self.rejects;
                     world.is_over = false;
                     world.may_only_start = false;
                     Phase::Reserve((world.life, 0))
@@ -332,7 +352,9 @@ impl Model for Protocol {
                     match request {
                         Request::Step => {}
                         // It may send its START to the other server. A START that has not looked yet would replace that one.
-                        Request::Start if !matches!(phase, Phase::Reserve(_)) => world.may_only_start = true,
+                        Request::Start if self.rejects || !matches!(phase, Phase::Reserve(_)) => {
+                            world.may_only_start = true;
+                        }
                         Request::Start | Request::End => world.is_unsure = true,
                     }
                 }
@@ -340,7 +362,11 @@ impl Model for Protocol {
             Action::Crash(number) => {
                 world.crashes_left -= 1;
                 let server = std::mem::take(&mut world.servers[number]);
-                world.is_unsure |= matches!(server.work, Some((Request::Start | Request::End, .., true)));
+                match server.work {
+                    Some((Request::Start, .., true)) if self.rejects => world.may_only_start = true,
+                    Some((Request::Start | Request::End, .., true)) => world.is_unsure = true,
+                    _ => {}
+                }
             }
             Action::LoseLastWrite => {
                 world.losses_left -= 1;
@@ -373,7 +399,9 @@ impl Model for Protocol {
             Property::sometimes("all lives end", |of: &Self, world: &World| world.seen.last_life == of.lives),
             Property::sometimes("a server goes on with another one's sequence", |_, world: &World| world.seen.adopted),
             Property::sometimes("a late save is refused", |_, world: &World| world.seen.fenced),
-            Property::sometimes("a START replaces a sequence", |_, world: &World| world.seen.replaced),
+            Property::sometimes("a START replaces a sequence, or is refused", |of: &Self, world: &World| {
+                if of.rejects { world.seen.began_once } else { world.seen.replaced }
+            }),
             Property::sometimes("a lost record comes back", |_, world: &World| world.seen.restored),
         ]
     }
@@ -382,9 +410,9 @@ impl Model for Protocol {
 #[test]
 fn the_protocol_holds_in_every_order() {
     // Two steps in two lives; and three lives, so that a late START of the second one meets the third one.
-    for (lives, steps) in [(2, 2), (3, 1)] {
+    for (rejects, lives, steps) in [(true, 1, 2), (false, 2, 2), (false, 3, 1)] {
         // What holds without a lost write is checked too: a path need not use what it may.
-        let protocol = Protocol { lives, steps, crashes: 1, give_ups: 1, losses: 1 };
+        let protocol = Protocol { rejects, lives, steps, crashes: 1, give_ups: 1, losses: 1 };
         let checker = protocol.checker().threads(2).spawn_bfs().join();
         checker.assert_properties();
         println!("{} states", checker.unique_state_count());
