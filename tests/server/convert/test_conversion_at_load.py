@@ -235,7 +235,7 @@ def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment,
     load(deployment, served, name, low_latency_transformation="true")
     x, client, sequence_id = RNG.normal(size=(1, 6, 4)).astype(np.float32), deployment.connect(), new_id()
     came = [client.step(served, sequence_id, {"x": x[:, :4]}, start=True)["y"]]
-    with pytest.raises(InferenceServerException, match=r"input 'x' has no elements, with shape \[1, 0, 4\], and node"):
+    with pytest.raises(InferenceServerException, match=r"input 'x' has no elements, with shape \[1, 0, 4\], but node"):
         client.step(served, sequence_id, {"x": x[:, :0]})
     came.append(client.step(served, sequence_id, {"x": x[:, 4:]}, end=True)["y"])
     np.testing.assert_allclose(np.concatenate(came, axis=1), whole(name, x), rtol=0, atol=1e-6)

@@ -193,7 +193,7 @@ def test_a_rule_on_the_longest_row_is_refused(deployment, far):
 
 def test_a_state_that_loses_elements_is_refused(deployment):
     model = padded_states.ranked("padded_window_8", window=8)
-    refused(deployment, model, "growing_padding", "'CACHE_OUT'", "[3, 8, 2]", "9 along axis 1")
+    refused(deployment, model, "growing_padding", "'CACHE_OUT'", "[3, 8, 2]", "9 elements along axis 1")
 
 
 def test_a_state_that_stops_growing_later_ends_the_padding(deploy):
