@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Collection
 
 
 def positive(text: str) -> int:
@@ -11,3 +12,16 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
     return value
+
+
+def names(kind: str, known: Collection[str]) -> Callable[[str], list[str]]:
+    """For argparse: names of this kind, divided by commas."""
+
+    def read(text: str) -> list[str]:
+        found = text.split(",")
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {kind} '{name}'; there are {', '.join(known)}")
+        return found
+
+    return read

@@ -22,7 +22,7 @@ pub struct Hold {
     confirmed: Instant,
     /// The store may not have a record of it yet.
     is_new: bool,
-    /// Older sequences of the id, one of which the store may have when the START has run.
+    /// The tokens of older sequences of the id that this one may replace.
     replaces: Vec<Token>,
 }
 
@@ -105,13 +105,9 @@ pub enum Saved {
     Absent,
 }
 
-impl<'a> Change<'a> {
-    fn operation<'b>(&self, hold: &'b Hold) -> Op<'b>
-    where
-        'a: 'b,
-    {
-        let token = hold.token;
-        let old = hold.replaces.as_slice();
+impl Change<'_> {
+    fn operation<'b>(&'b self, hold: &'b Hold) -> Op<'b> {
+        let (token, old) = (hold.token, hold.replaces.as_slice());
         match *self {
             Self::Begin(_, asks) => Op::Start { token, asks },
             Self::Step(_, blob) if hold.replaces() => Op::Replace { old, token, blob },

@@ -26,27 +26,39 @@ const MOST_BYTES: usize = 512 << 20;
 // A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
 // connection. So RESUME and END write in this case, too: a first END whose WAIT has failed may be on no replica yet.
 // The write extends the life of the record.
-const START: &str = "local t = redis.call('HGET', KEYS[1], 't')
+
+/// The end of the scripts that write a state with the token of its owner.
+macro_rules! written {
+    () => {
+        "redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'done'"
+    };
+}
+
+const START: &str = concat!(
+    "local t = redis.call('HGET', KEYS[1], 't')
 local o = redis.call('HGET', KEYS[1], 'o')
 if ARGV[5] == '1' and t and t ~= '' and o and o ~= '' and o ~= ARGV[4]
   and redis.call('PUBLISH', 'stateful:' .. o, KEYS[1]) > 0 then
   return 'asked'
 end
 if t and t ~= '' then redis.call('UNLINK', KEYS[2] .. t) end
-redis.call('SET', KEYS[2] .. ARGV[1], '', 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'done'";
-const RESERVE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+",
+    written!()
+);
+const RESERVE: &str = concat!(
+    "local t = redis.call('HGET', KEYS[1], 't')
 if t and t ~= '' then
   if redis.call('STRLEN', KEYS[2] .. t) > 0 then return {t} end
   redis.call('UNLINK', KEYS[2] .. t)
 end
-redis.call('SET', KEYS[2] .. ARGV[1], '', 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'done'";
-const REPLACE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+",
+    written!()
+);
+const REPLACE: &str = concat!(
+    "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
 if t ~= '' then
   if redis.call('EXISTS', KEYS[2] .. t) == 0 then return 'absent' end
@@ -55,10 +67,9 @@ if t ~= '' then
   if not known then return 'moved' end
   redis.call('UNLINK', KEYS[2] .. t)
 end
-redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4], 'a', '')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'done'";
+",
+    written!()
+);
 const RESUME: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
 if t == '' then
@@ -77,13 +88,13 @@ redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', to, ARGV[2])
 return {redis.call('GET', to)}";
-const RESTORE: &str = "local t = redis.call('HGET', KEYS[1], 't')
+const RESTORE: &str = concat!(
+    "local t = redis.call('HGET', KEYS[1], 't')
 if t == '' then return 'ended' end
 if t and t ~= ARGV[1] and redis.call('EXISTS', KEYS[2] .. t) == 1 then return 'moved' end
-redis.call('SET', KEYS[2] .. ARGV[1], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'o', ARGV[4])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'done'";
+",
+    written!()
+);
 const RELEASE: &str = "local t = redis.call('HGET', KEYS[1], 't')
 if not t then return 'absent' end
 if t == '' then return 'ended' end

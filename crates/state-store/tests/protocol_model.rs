@@ -144,7 +144,7 @@ impl World {
             match (&self.record, &after) {
                 // A record without a state has begun, and nothing of it was saved.
                 (_, Some(Record::Live { blob, .. })) => {
-                    // A late START can leave a state without steps, which nobody asks for.
+                    // A late START may save the state that the sequence began with. No client uses that.
                     let is_new = self.rejects && blob.get(1) == Some(&0);
                     self.seen.resurrected |= blob.first().is_some_and(|life| !is_new && self.ended[usize::from(*life)]);
                 }

@@ -15,6 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
+from support.arguments import names as names_of
 from support.bench import (
     conversion,
     faults,
@@ -144,7 +145,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("level", nargs="*", help=f"what to measure: {', '.join(LEVELS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
-    parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
+    parser.add_argument(
+        "--models", type=names_of("model", MODELS), default=["accumulate", "lstm", "lstm_rows", "cache", "forty"]
+    )
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
     parser.add_argument(
         "--sequences",
@@ -153,14 +156,17 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only",
-        type=_store_parts,
+        type=names_of("part", STORE_PARTS),
         default=list(STORE_PARTS),
         metavar="PART,...",
         help=f"for stores: {', '.join(STORE_PARTS)} (default: all)",
     )
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
-        "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
+        "--transports",
+        type=names_of("transport", TRANSPORTS),
+        default=list(TRANSPORTS),
+        help="for closed and open (default: process,stream)",
     )
     parser.add_argument(
         "--peer",
@@ -215,28 +221,6 @@ def _denoiser(text: str) -> conversion.Denoiser:
         return conversion.Denoiser.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(f"there is no model '{name}'; there are {', '.join(MODELS)}")
-    return names
-
-
-def _transports(text: str) -> list[str]:
-    for name in text.split(","):
-        if name not in TRANSPORTS:
-            raise argparse.ArgumentTypeError(f"there is no transport '{name}'; there are {', '.join(TRANSPORTS)}")
-    return text.split(",")
-
-
-def _store_parts(text: str) -> list[str]:
-    for name in text.split(","):
-        if name not in STORE_PARTS:
-            raise argparse.ArgumentTypeError(f"there is no part '{name}'; there are {', '.join(STORE_PARTS)}")
-    return text.split(",")
 
 
 def _numbers(text: str) -> list[int]:

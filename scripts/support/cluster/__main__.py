@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from support import paths
-from support.arguments import positive
+from support.arguments import names, positive
 from support.cluster import report
 from support.cluster.faults import Faults
 from support.cluster.servers import Servers
@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
     # A socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="cluster-") as short:
-        store = Valkey(Path(short) / "store", "--appendonly", "yes", kind=arguments.store)
+        # With `everysec`, it loses up to two seconds if it is killed while it syncs.
+        sync = "always" if arguments.chaos else "everysec"
+        store = Valkey(Path(short) / "store", "--appendonly", "yes", "--appendfsync", sync, kind=arguments.store)
         try:
             write_model(folder / "models", store.location, arguments.durability)
             count = arguments.servers + 1
@@ -100,15 +102,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return checked.passed and has_all_answers and not faults.crashes
 
 
-def protocols(text: str) -> list[str]:
-    """Names, divided by commas."""
-    names = text.split(",")
-    for name in names:
-        if name not in PROTOCOLS:
-            raise argparse.ArgumentTypeError(f"'{name}' is no protocol: {', '.join(PROTOCOLS)}")
-    return names
-
-
 def main() -> int:
     """The process's exit code: 0 if nothing was lost, every answer was right, and no server ended by itself."""
     parser = argparse.ArgumentParser(
@@ -127,7 +120,7 @@ def main() -> int:
     )
     option(
         "--protocols",
-        type=protocols,
+        type=names("protocol", PROTOCOLS),
         default=list(PROTOCOLS),
         metavar="NAME,...",
         help="of the streams, in turn: grpc (a call for each request), stream (a gRPC stream), http (default: all)",

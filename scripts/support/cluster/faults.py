@@ -136,7 +136,7 @@ class Faults:
         await asyncio.sleep(rng.uniform(0.1, 1))
 
     async def _store_fails(self, rng: random.Random) -> None:
-        """No sequence moves because of it, so none is looked for, as `_noted` does."""
+        """It moves no sequence, so `_noted`, which finds those that move, is not needed."""
         is_killed = rng.random() < 0.5
         self.events.append(Event(self.clock(), f"the store is {'killed' if is_killed else 'paused'}"))
         self.tell(f"{self.clock():6.1f} s  {self.events[-1].what}")

@@ -144,21 +144,23 @@ impl Stored {
         self.send(instance, answered, unsaved);
     }
 
-    /// Makes the records of STARTs, or notes which sequences they are going to replace, or refuses them. Leaves out those that their clients may
-    /// have sent to another server, and those whose id a younger sequence has here: they must not replace that.
+    /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs that their
+    /// clients may have sent to another server, and those of sequences that a younger one has replaced here.
     fn reserve(&self, rows: &mut [Row]) {
         let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
         let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
         let (mut begin, mut keys) = (Vec::new(), Vec::new());
+        let owned = self.sequences.lock();
         for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
             let Some((lane, key)) = row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id)))) else {
                 continue;
             };
-            if self.sequences.lock().lanes_of(&key).last().is_none_or(|&of| of < lane) {
+            if owned.lanes_of(&key).last().is_none_or(|&of| of < lane) {
                 begin.push((lane, row));
                 keys.push(key);
             }
         }
+        drop(owned);
         match self.keeper.reserve(&keys) {
             Ok(holds) => {
                 let mut owned = self.sequences.lock();
@@ -186,10 +188,13 @@ impl Stored {
         // `None`: it could not be taken from the store, or it is a START that left no record.
         let Sequence { key, hold, starts, .. } = owned.get(lane)?;
         let (mut hold, starts) = (hold.clone(), *starts);
-        let has_older = hold.replaces() && owned.older(key, lane).next().is_some();
+        // An older sequence that is here ends after the requests that were sent before the START. If the client has gone, one that
+        // is elsewhere may be the one that it has begun with the same START.
+        let leaves_older = hold.replaces()
+            && (owned.older(key, lane).next().is_some()
+                || (finished.outcome == Outcome::Failed && of.request.is_cancelled()));
         hold.also_replaces(owned.older(key, lane));
         drop(owned);
-        let replaces = hold.replaces();
         let unsaved = |answer, state| Unsaved { at, lane, id: id.clone(), hold, answer, state };
         match finished.outcome {
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
@@ -204,17 +209,11 @@ impl Stored {
                     }
                 }
             }
-            // The client has gone. It may have sent its START to another server before this one noted what it replaces.
-            Outcome::Failed if starts && replaces && of.request.is_cancelled() => {
-                self.forget([lane]);
-                None
-            }
-            // An older sequence that is here ends after the requests that were sent before the START.
-            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if starts && has_older => {
-                self.forget([lane]);
-                None
-            }
             // A START that has failed.
+            Outcome::Failed | Outcome::RunFailed | Outcome::Lost if starts && leaves_older => {
+                self.forget([lane]);
+                None
+            }
             Outcome::Failed | Outcome::RunFailed | Outcome::Lost if starts => Some(unsaved(Vec::new(), None)),
             // The store has the state, which another request can continue.
             Outcome::Failed | Outcome::RunFailed if of.leaves => {

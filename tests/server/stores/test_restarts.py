@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from harness import models
+from harness.deployment import eventually
 from harness.models import booked, generated, ledger
 from harness.models.generated import Made, counted
 from harness.models.inputs import framed
@@ -176,6 +177,50 @@ def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, lo
     refused = [reply for reply in came.values() if isinstance(reply, Refused)]
     assert not refused, refused
     assert [total(came[number]) for number in range(len(sent))] == wanted
+    stream.close()
+
+
+@both_stores
+def test_a_start_that_fails_does_not_touch_the_requests_that_were_sent_before_it(deploy, location):
+    model = stored(models.work("not_replaced"), location, on_duplicate_start="restart", worker_count=1)
+    deployment = deploy(control_model=False)
+    deployment.serve(model)
+    stream = Stream(deployment)
+    sent = [(fed(1, 200), {"sequence_start": True}), *[(fed(10, 20), {})] * 3, (fed(1000), {"sequence_start": True})]
+    for inputs, parameters in sent:
+        stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
+    came = stream.all_replies(len(sent))
+    assert isinstance(came[4], Refused), came[4]
+    assert [total(came[number]) for number in range(4)] == [1, 11, 21, 31]
+    stream.close()
+
+
+def test_a_start_that_runs_late_replaces_no_younger_sequence_of_its_server(deploy, connect, valkey):
+    """The older sequence waits for a busy worker. Its client has ended it, and has begun the next one."""
+    store = valkey()
+    model = stored(models.work("passed", max_batch_size=1), store.location, worker_count=2)
+    deployment = deploy(control_model=False)
+    deployment.serve(model)
+    client, stream = connect(deployment), Stream(deployment)
+    start, end = {"sequence_start": True}, {"sequence_end": True}
+    # the second worker has a sequence, and the first one runs for long
+    for number in (1, 2):
+        client.ask(model.name, fed(0), {"sequence_id": number, **start})
+    client.ask(model.name, fed(0), {"sequence_id": 1, **end})
+    blocks = client.send(model.name, fed(0, 6000), {"sequence_id": 3, **start, **end})
+    eventually(lambda: [key for key in store.ask("KEYS", "b*") if b":n3}" in key], bool)
+    for parameters in (start, end):
+        stream.send(model.name, fed(1), {"sequence_id": 7, **parameters})
+    deployment.settles("stateful_queued_requests", model, 2)
+    assert total(client.ask(model.name, fed(10), {"sequence_id": 7, **start})) == 10
+    assert not blocks.future.done()
+    came = stream.all_replies(2)
+    assert [total(came[number]) for number in range(2)] == [1, 2]
+    assert total(client.ask(model.name, fed(10), {"sequence_id": 7})) == 20
+    deployment.kill()
+    second = deploy(control_model=False)
+    second.serve(model)
+    assert total(connect(second).ask(model.name, fed(10), {"sequence_id": 7})) == 30
     stream.close()
 
 
