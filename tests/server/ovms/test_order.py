@@ -121,7 +121,7 @@ def test_what_follows_a_restart_that_is_refused_does_not_get_the_old_state(serve
     first, second, refused, late = sums(
         connect("stream"),
         model,
-        [(fed(1, work=200), start(42)), (fed(2), step(42)), (again, start(42) | wrong), (fed(8), step(42))],
+        [(fed(1, work=2000), start(42)), (fed(2), step(42)), (again, start(42) | wrong), (fed(8), step(42))],
     )
     assert (first, second) == (1, 3)
     assert isinstance(refused, Refused)
