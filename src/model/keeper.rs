@@ -1,7 +1,9 @@
 //! Opens the store of a model's sequences.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use state_store::{Keeper, Settings, StoreError, Token};
 
 use crate::binding::Binding;
@@ -11,8 +13,12 @@ use crate::error::LoadError;
 /// How long a store on the network may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The keepers of this process, with their locations and the prefixes of their keys. When a model is loaded again, Triton
+/// unloads its older instance at the same time or later.
+static OPEN: Mutex<Vec<(String, Weak<Keeper>)>> = Mutex::new(Vec::new());
+
 /// The store; `None` if sequences end with their server. A store that can't be reached now may be there later.
-pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Keeper>, LoadError> {
+pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Arc<Keeper>>, LoadError> {
     let Some(of) = &config.state_store else { return Ok(None) };
     let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
     let saves_later = of.durability != Durability::Step;
@@ -32,7 +38,16 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
         ),
         Err(source) => return Err(unusable(source)),
     }
-    Ok(Some(keeper))
+    Ok(Some(open(format!("{} {space}", of.location), keeper)))
+}
+
+fn open(name: String, mut keeper: Keeper) -> Arc<Keeper> {
+    let mut all = OPEN.lock();
+    all.retain(|(_, open)| open.strong_count() > 0);
+    keeper.follow(all.iter().filter(|(open, _)| *open == name).map(|(_, open)| open.clone()).collect());
+    let keeper = Arc::new(keeper);
+    all.push((name, Arc::downgrade(&keeper)));
+    keeper
 }
 
 /// A hash of everything that a sequence of the model keeps: names, data types and dims.

@@ -133,7 +133,7 @@ impl Model {
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let binding = Arc::new(binding);
-        let keeper = keeper(&config, &binding, location.version)?.map(Arc::new);
+        let keeper = keeper(&config, &binding, location.version)?;
         let model = Self { config, binding, state_api, sessions, initial_model, keeper, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)

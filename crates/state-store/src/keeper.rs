@@ -1,6 +1,6 @@
 //! The protocol: what a server does with sequences that it owns or wants.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
@@ -11,6 +11,8 @@ pub struct Keeper {
     /// The prefix of the keys of its records.
     space: Vec<u8>,
     settings: Settings,
+    /// Those of older instances of the model in this process.
+    older: Vec<Weak<Self>>,
 }
 
 /// A sequence that this server owned when the store last said so.
@@ -123,7 +125,17 @@ impl Keeper {
     /// `space` separates the records from those of other models.
     pub fn new(store: Arc<dyn Store>, space: &str, settings: Settings) -> Self {
         let space = format!("{space}:").into_bytes();
-        Self { store, space, settings }
+        Self { store, space, settings, older: Vec::new() }
+    }
+
+    /// Notes the keepers of older instances of the model in this process. Each must live until its states are saved.
+    pub fn follow(&mut self, older: Vec<Weak<Self>>) {
+        self.older = older;
+    }
+
+    /// Whether an older instance of the model in this process may have states that are not saved yet.
+    pub fn follows(&self) -> bool {
+        self.older.iter().any(|older| older.strong_count() > 0)
     }
 
     /// Whether other servers can take a sequence while this one runs.

@@ -102,7 +102,9 @@ impl Stored {
 
     /// Looks for a sequence here: its state may have to be saved yet. `None` if the store has to be asked.
     pub(super) fn find_here(&self, later: &Later, of: &Lookup) -> Option<Found> {
-        if self.is_leaving(of) {
+        // An older instance of the model may have it. In a folder, it can't be asked.
+        let may_come = self.keeper.follows() && !self.keeper.is_shared();
+        if may_come || self.is_leaving(of) {
             return Some(Found::Later);
         }
         let key = key_of(&of.id);

@@ -47,9 +47,10 @@ pub(super) use writer::{Entry, Tells, Writer};
 #[derive(Default)]
 pub(super) struct StoreThreads {
     pub _lookups: Option<Lookups>,
-    pub _asks: Option<Asks>,
-    /// The last one, because the others hand it what is to be saved.
+    /// After the one that may hand it something to save.
     pub _writer: Option<Writer>,
+    /// The last one: a server that gets no answer takes what the store has.
+    pub _asks: Option<Asks>,
 }
 
 /// The sequences of a model that are this server's.
@@ -289,7 +290,7 @@ impl Stored {
         let mut found: Vec<_> = lookups.iter().map(|_| None).collect();
         if let Some(later) = &self.later {
             let starts = lookups.iter().filter(|of| of.lookup.starts);
-            let starts: Vec<_> = starts.map(|of| (&of.lookup, of.asks())).collect();
+            let starts: Vec<_> = starts.map(|of| (&of.lookup, self.asks(of))).collect();
             let mut entered = self.enter(later, &starts).into_iter();
             for (found, of) in found.iter_mut().zip(lookups) {
                 *found = if of.lookup.starts { entered.next() } else { self.find_here(later, &of.lookup) };
@@ -300,10 +301,16 @@ impl Stored {
         }
         let elsewhere: Vec<_> =
             lookups.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(of, _)| of).collect();
-        let claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, of.asks())));
+        let claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, self.asks(of))));
         self.metrics().count_claimed(claimed.iter().filter(|found| matches!(found, Found::Taken)).count() as u64);
         let mut claimed = claimed.into_iter();
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
+    }
+
+    /// Whether the owner of a sequence is still asked to release it. An older instance of the model needs as long as it needs
+    /// to save all that it has.
+    fn asks(&self, of: &Pending) -> bool {
+        of.asks() || self.keeper.follows()
     }
 
     /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker.

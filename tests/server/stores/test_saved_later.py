@@ -1,5 +1,6 @@
 """Steps are saved after their answers: what a server that dies or stops leaves, and what a store that fails does."""
 
+import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from harness.deployment import eventually
 from harness.models import booked, ledger
 from harness.models.inputs import framed
 from harness.models.windows import cut
-from harness.own import FAILS, fails_with, fed
+from harness.own import FAILS, fails_with, fed, total
 from harness.raw import Refused, Unary
 from harness.stored import NEVER_MS, Diary, both_stores, saved_later, steps, stored, word
 from harness.windows import Cut, WindowOracle, WindowTalk
@@ -154,6 +155,35 @@ def test_a_model_that_is_unloaded_saves_its_sequences(deploy, connect, location,
                 talk.step(start=talk.answered == 0)
         deployment.unload(model)
     assert [(talk.lost, talk.saved) for talk in talks] == [(0, 3)] * 5
+
+
+@both_stores
+@pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
+def test_a_model_that_is_loaded_again_loses_no_step(deploy, connect, location, interval_ms):
+    """Triton loads the new instance first. The older one goes when its last request has run, and has unsaved steps until then."""
+    model = saved_later(models.work("again"), location, interval_ms, worker_count=2)
+    deployment = deploy()
+    deployment.serve(model)
+    client = connect(deployment)
+    sums = dict.fromkeys((1, 2, 3), 0)
+
+    def added(number: int, value: int) -> int:
+        sums[number] += value
+        return sums[number]
+
+    for number in sums:
+        answer = client.ask(model.name, fed(5), {"sequence_id": number, "sequence_start": True})
+        assert total(answer) == added(number, 5)
+    for value in (10, 100):
+        running = client.send(model.name, fed(value, 1000), {"sequence_id": 3})
+        time.sleep(0.05)
+        # Triton loads a model again only if a file of a version has changed
+        os.utime(deployment.repository / model.name / "1" / "model.onnx")
+        deployment.admin.load_model(model.name)
+        for number in (1, 2):
+            answer = client.ask(model.name, fed(value), {"sequence_id": number})
+            assert total(answer) == added(number, value)
+        assert total(running.answer()) == added(3, value)
 
 
 @both_stores
