@@ -236,24 +236,24 @@ impl Instance {
     /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
     fn sift(
         &mut self,
-        rows: Vec<Row>,
+        mut rows: Vec<Row>,
         times: Times,
         answered: &mut Vec<Answered>,
         mut check: impl FnMut(&mut Self, &mut Row) -> Result<Option<Response>, RequestError>,
     ) -> Vec<Row> {
-        let keep = |mut row: Row| {
-            let answer = panic::catch_result(|| check(self, &mut row)).transpose();
-            let Some(answer) = answer else { return Some(row) };
+        let departs = |row: &mut Row| {
+            let answer = panic::catch_result(|| check(self, row)).transpose();
+            let Some(answer) = answer else { return false };
             // An END that is sent again finds its sequence in the store, with the steps before it.
             if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
                 row.end_nothing();
             }
-            self.answer_row(&mut row, answer, times);
-            self.depart(row, answered);
-            None
+            self.answer_row(row, answer, times);
+            true
         };
-        // Reuses the memory of `rows`.
-        rows.into_iter().filter_map(keep).collect()
+        let departing: Vec<_> = rows.extract_if(.., departs).collect();
+        departing.into_iter().for_each(|row| self.depart(row, answered));
+        rows
     }
 
     /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END that is not
@@ -429,9 +429,10 @@ impl Instance {
 
     /// Answers the rows of a batch whose states have been stored.
     fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
-        let (of_step, each) = (times, self.model.binding.answers_each_step);
+        times.execute_end = monotonic_ns();
+        let each = self.model.binding.answers_each_step;
         for (row, response) in batch.iter_mut().zip(responses) {
-            times = row.times(of_step);
+            let of_request = row.times(times);
             if let (Ok(_), true) = (&response, row.has_more_steps()) {
                 response.into_iter().filter(|_| each).for_each(|response| row.request.send_part(response));
                 continue;
@@ -444,10 +445,8 @@ impl Instance {
             let response = response.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
             let response = response.map_err(|error| row.at_step(error.into()));
             row.answer = row.request.make_answer(response);
-            times.execute_end = monotonic_ns();
-            self.triton.report_request(&row.request, success, times);
+            self.triton.report_request(&row.request, success, of_request);
         }
-        times = Times { execute_end: monotonic_ns(), ..of_step };
         self.triton.report_batch(batch.len(), times);
         let nanoseconds = times.execute_end - times.execute_start;
         self.sequences.metrics.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });

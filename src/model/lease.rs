@@ -133,26 +133,22 @@ impl LiveSequences {
     /// Settles the sequences of a payload. Returns what the caller has to send and release. It also has to call
     /// [`LiveSequences::finish_payload`], after the release if there were held requests (`oldest` only).
     pub fn finish(&self, answered: Vec<Answered>) -> Settled {
-        let (mut rows, mut answers) = (Vec::with_capacity(answered.len()), Vec::with_capacity(answered.len()));
-        for Answered { lease, answer, request, .. } in answered {
-            rows.push((lease, Some(request)));
-            answers.extend(answer);
-        }
+        let (mut answers, mut requests) = (Vec::with_capacity(answered.len()), Vec::with_capacity(answered.len()));
         let mut table = self.table.lock();
-        panic::catch_and_log(|| {
-            for (lease, request) in &mut rows {
-                if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table))
-                    && let Some(held) = request.take()
-                {
-                    *request = table.hold(slot, held);
-                }
-            }
-        });
+        let now = Instant::now();
+        for Answered { lease, answer, request, .. } in answered {
+            answers.extend(answer);
+            // A panic must not release the request: the table is locked.
+            let finish = |mut lease: Lease| panic::catch_and_log(|| lease.finish(&mut table, now)).flatten();
+            requests.extend(match lease.and_then(finish) {
+                Some(slot) => table.hold(slot, request),
+                None => Some(request),
+            });
+        }
         let (leavings, released) = (table.take_leavings(), table.take_released());
         drop(table);
         let (released, releasing): (Vec<_>, Vec<_>) = released.into_iter().unzip();
-        let mut requests = Vec::with_capacity(rows.len() + released.len());
-        requests.extend(rows.into_iter().filter_map(|(_, request)| request).chain(released));
+        requests.extend(released);
         Settled { answers, requests, leavings, releasing }
     }
 
@@ -193,9 +189,9 @@ impl LiveSequences {
 /// the slot before. Returns false if that takes too long.
 fn becomes_free(slab: &Arc<Slab>, slot: SlotId) -> bool {
     const PATIENCE: Duration = Duration::from_secs(10);
-    let since = Instant::now();
+    let mut since = None;
     while slab.take(slot.index()).is_none() {
-        if since.elapsed() > PATIENCE {
+        if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             return false;
         }
         std::thread::yield_now();
@@ -262,9 +258,9 @@ impl Lease {
     }
 
     /// Gives the slot back. Returns it if the request has to be held.
-    fn finish(&mut self, table: &mut Table) -> Option<SlotId> {
+    fn finish(&mut self, table: &mut Table, now: Instant) -> Option<SlotId> {
         self.is_finished = true;
-        table.settle(self.slot, self.outcome, self.end, Instant::now()).then_some(self.slot)
+        table.settle(self.slot, self.outcome, self.end, now).then_some(self.slot)
     }
 }
 
@@ -276,7 +272,7 @@ impl Drop for Lease {
         let sequences = self.sequences.clone();
         // The request is not here, so it cannot be held.
         sequences.work(|table| {
-            if let Some(slot) = self.finish(table) {
+            if let Some(slot) = self.finish(table, Instant::now()) {
                 table.release_unheld(slot);
             }
         });

@@ -326,13 +326,13 @@ impl StateStore {
     /// Returns the bytes.
     fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> usize {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
-        let mut others: Vec<SlotId> = Vec::new();
+        let mut others: Vec<SlotId> = Vec::with_capacity(leaving.len() + sharing.len());
         for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
             if !is_held(slot) && !others.contains(&slot) {
                 others.push(slot);
             }
         }
-        self.others = self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten().collect();
+        self.others.extend(self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten());
         let mut copied = 0;
         for &(slot, spot) in leaving {
             let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);

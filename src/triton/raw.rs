@@ -31,7 +31,7 @@ pub struct RawResponse {
     /// Of its outputs.
     bytes: Cell<usize>,
     /// What it has, if [`RawResponse::record`] was called.
-    recorded: RefCell<Option<Recorded>>,
+    recorded: RefCell<Option<Box<Recorded>>>,
 }
 
 /// What was added to a response so far.
@@ -225,12 +225,12 @@ impl RawResponse {
 
     /// Notes what the response gets from now on, for [`RawResponse::copy`].
     pub fn record(&self) {
-        *self.recorded.borrow_mut() = Some(Recorded::default());
+        *self.recorded.borrow_mut() = Some(Box::default());
     }
 
     /// A copy of what was noted. `None` if nothing was noted, or if an output is in memory of a GPU.
     pub fn copy(&mut self) -> Option<ResponseCopy> {
-        let Recorded { outputs, copy: of } = self.recorded.take()?;
+        let Recorded { outputs, copy: of } = *self.recorded.take()?;
         let copy = |output: RecordedOutput| {
             let RecordedOutput { name, data_type, dims, start, bytes } = output;
             let mut copy = reserve(bytes).ok()?;

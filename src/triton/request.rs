@@ -23,7 +23,8 @@ use super::rows::{Part, Whole};
 pub struct Request {
     raw: RawRequest,
     answered: bool,
-    inputs: SmallVec<[Option<RawInput>; 4]>,
+    /// Two have room here: a batch moves its requests several times, and a sequence under `oldest` may hold one.
+    inputs: SmallVec<[Option<RawInput>; 2]>,
     /// Which row it is, of a request that has several.
     part: Option<Part>,
 }
