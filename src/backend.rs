@@ -41,6 +41,7 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     triton::install_log();
     let command_line = command_line(backend)?;
     check_names(&command_line)?;
+    // Only to check it: a wrong value fails the start, and not only the first load.
     server_defaults(&command_line)?;
     let search = search_path(&command_line, backend.folder()?);
     let library = Library::load(&search, environment_options(&command_line)?)?;

@@ -117,6 +117,7 @@ impl Course {
             return Err(InputError::TooManySteps { name, brought, steps, most }.into());
         }
         let mut course = Self { steps, ..Self::default() };
+        // Nothing has to be put together then, so the step reads the buffers of the request.
         let reads_request = steps == 1 && !fills_up && divisions.iter().all(|of| of.kept == 0 && of.left == 0);
         if reads_request {
             return Ok((course, vec![Vec::new(); divisions.len()]));
@@ -220,6 +221,7 @@ fn divisions(
     };
     let divisions = binding.windows().enumerate().map(division).collect::<Result<Vec<_>, InputError>>()?;
     let one = divisions[0];
+    // In proportion, because the windows of the inputs may have different lengths.
     let is_alike = |of: &Division| of.steps == one.steps && of.left * one.length == one.left * of.length;
     if divisions.iter().all(is_alike) {
         return Ok(divisions);

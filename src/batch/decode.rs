@@ -99,6 +99,7 @@ impl Expected {
             Ok(identity) => identity,
             Err(error) => return Some(Row { problem: Some(Box::new(error)), ..Row::new(request) }),
         };
+        // The requests of a warm-up have no id either, but they want outputs.
         if id.is_none() && outputs == 0 {
             request.release_unanswered();
             return None;
@@ -112,6 +113,7 @@ impl Expected {
         let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
         let makes_steps = self.binding.makes_steps();
+        // While a request waits, core looks at its timeout. Here only one between two steps can be late.
         let deadline = if makes_steps { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
         Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }

@@ -148,6 +148,7 @@ fn windows(
             None => copies::fill(&window(0..from), buffer, 0),
         }
         copies::put_pieces(&window(from..whole), sent.pieces(), buffer);
+        // After the elements of the request, because it repeats the first of them.
         if kept.is_none() && request.context.is_some_and(|context| context.first == FirstRequest::Repeat) {
             let first = window(from..from + 1);
             (0..from).for_each(|step| copies::shift(&first, &window(step..step + 1), buffer));

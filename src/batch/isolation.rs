@@ -67,6 +67,7 @@ impl Isolation {
 
     /// A row has been found at fault: its run alone has failed.
     pub const fn failed(&mut self, now: Instant) {
+        // A later fault does not make sequences new that were there before it.
         if self.is_over() {
             self.began = now;
         }

@@ -72,6 +72,7 @@ pub fn check_padding(
     let at_start = padding.length(&at_start);
     let mut compare = |[first, second]: [i64; 2]| -> Result<Option<String>, RequestError> {
         let lengths: Vec<i64> = [first, second].into_iter().chain(at_start).take(most_rows).collect();
+        // Only the first lengths must run, so the errors of longer ones are not logged.
         step.set_quiet(first != LENGTHS[0])?;
         store.set_padding(PADDING);
         let together = run(binding, &lengths, 0, store, step, copier);
@@ -151,6 +152,7 @@ fn run_batch(
     for (position, row) in batch.iter().enumerate() {
         answers.push((row.number, read(binding, position, rows, store, step)?));
     }
+    // `load` may have put the rows in another order.
     answers.sort_by_key(|(number, _)| *number);
     Ok(answers.into_iter().map(|(_, answers)| answers).collect())
 }

@@ -41,6 +41,7 @@ impl<'a> Answers<'a> {
                 return Ok(None);
             }
             match store.output_rows(step, index, rows) {
+                // Nobody asked for it, so its shape is no fault of a request.
                 Err(_) if !binding.is_needed(index) && !batch.iter().any(|row| row.wants(&bound.name)) => Ok(None),
                 output => output.map(Some),
             }
@@ -228,6 +229,7 @@ impl Row {
         let StateRequest { step, left, delete, get, query, snapshot, discards, reset, .. } = asked;
         let outputs: Vec<_> =
             (0..self.request.output_count().ok()?).map(|at| self.request.output_name(at).ok()).collect();
+        // The values are not compared, because the step already tells requests apart.
         let sets = (asked.set.iter().filter(|value| value.is_some()).count(), asked.restore.is_some());
         let wants =
             format!("{} {outputs:?} {get:?} {query} {snapshot} {discards} {reset:?} {sets:?}", asked.progress.runs);

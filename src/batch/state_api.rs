@@ -155,6 +155,7 @@ impl StateReader {
     ) -> Result<(), RequestError> {
         let Some(api) = &self.api else { return Ok(()) };
         let bound = (0..self.inputs).filter(|&index| request.input(index).is_some()).count();
+        // Core counts all inputs: those beyond the model's own may be the State API's.
         if request.input_count()? as usize > bound {
             request.bind_inputs(&self.names)?;
             let mut set: Vec<Option<Initial>> = Vec::new();

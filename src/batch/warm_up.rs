@@ -40,6 +40,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
             Source::Control(BoundControl::CorrelationId(_)) => zeros(step, index, input.data_type, &input.dims, rows)?,
         }
     }
+    // A graph is bound to the thread that captures it, and Triton loads a model on another thread.
     Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 

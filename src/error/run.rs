@@ -122,6 +122,7 @@ impl RunError {
 impl From<NoRoom> for RunError {
     fn from(error: NoRoom) -> Self {
         match error {
+            // A device that has failed has no room later either.
             NoRoom::Memory(MemoryError::Device(failed)) if !failed.is_out_of_memory() => failed.into(),
             error => Self::StateRoom(error),
         }

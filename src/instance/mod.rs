@@ -58,6 +58,7 @@ impl Instance {
         let gpu = if model.config.is_on_gpu() { triton.gpu()? } else { None };
         let site = model.site(model.kind_of(gpu, number))?;
         let (kind, sequences) = (site.kind, site.sequences.clone());
+        // Before the session is opened, because its memory counts as the instance's.
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.queues.clone())).transpose()?;
@@ -81,6 +82,7 @@ impl Instance {
             copier.synchronise()?;
             store.release();
         }
+        // After the warm-up, so that the buffers that it has made are counted.
         if let Some(gpu) = site.device.as_ref().and_then(|device| device.cuda_number()) {
             let bytes = site.used_bytes()?.saturating_sub(used_before);
             if let Err(error) = triton.report_memory(gpu, bytes) {
@@ -167,6 +169,7 @@ impl Instance {
     }
 
     fn finish_after_panic(&mut self) {
+        // A device may still copy to slots that rows gave back when the panic dropped them.
         if let Err(error) = panic::catch_result(|| self.finish_run()) {
             log::error!("{error}");
         }
@@ -208,6 +211,7 @@ impl Instance {
     fn decode(&self, requests: Vec<Request>) -> Vec<Row> {
         let lane = |lane: u32| (self.model.config.strategy == Strategy::Direct).then_some(lane);
         let decode = |(at, request)| self.expected.decode(request, self.number, lane(at));
+        // `filter_map` does not know how many there are, so `collect` would grow the list several times.
         let mut rows = Vec::with_capacity(requests.len());
         rows.extend((0..).zip(requests).filter_map(decode));
         self.expected.fetch(rows.iter_mut());
@@ -227,6 +231,7 @@ impl Instance {
                     let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
                     row.problem = Some(Box::new(refusal.into()));
                 }
+                // Its client is told of the problem that the row already has.
                 (Err(_), _) => {}
             }
         }
@@ -251,6 +256,7 @@ impl Instance {
             self.answer_row(row, answer, times);
             true
         };
+        // Only rows that depart are moved, because a row is large.
         let departing: Vec<_> = rows.extract_if(.., departs).collect();
         departing.into_iter().for_each(|row| self.depart(row, answered));
         rows
@@ -352,6 +358,7 @@ impl Instance {
                 self.isolation.ran(batch.iter().map(Row::good));
                 return true;
             }
+            // The copies may not have arrived, so nobody knows what the states are.
             (Ok(()), Err(_)) => {
                 batch.iter_mut().for_each(|row| row.state.spoil());
                 return false;
@@ -394,6 +401,7 @@ impl Instance {
         drop(overlays);
         times.compute_end = monotonic_ns();
         self.run_ns = responder::average(self.run_ns, times.compute_end - times.compute_start);
+        // Before states change, so that the batch can still run again in parts.
         self.store.check(&self.step, rows)?;
         let mut responses = self.respond(batch, rows)?;
         // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because

@@ -152,6 +152,7 @@ impl Instance {
             }
         } else {
             if !row.state.start && !given.is_empty() {
+                // The run reads the states that are not given from the slot.
                 self.store.evict(&[slot])?;
             }
             row.state.contexts = contexts;
@@ -390,6 +391,7 @@ impl Instance {
         if batch.iter().all(|row| row.asked.as_ref().is_none_or(|asked| !asked.reads())) {
             return Ok(());
         }
+        // Reading takes the memory of slots, which the batch holds until then.
         self.copier.synchronise()?;
         self.store.release();
         for (row, response) in batch.iter_mut().zip(responses) {

@@ -47,11 +47,13 @@ impl Instance {
                 }
             }
         }
+        // Only now, because their error depends on whether others ran.
         for mut row in at_fault {
             if let Some(error) = row.problem.take() {
                 let error = if others_ran { error.while_others_ran() } else { *error };
                 self.fail(std::slice::from_mut(&mut row), error, times);
             }
+            // Before `fail_run`, which changes nothing while the state counts as lost.
             self.undo_steps(&mut row);
             row.state.lease.iter_mut().for_each(Lease::fail_run);
             self.depart(row, answered);

@@ -24,6 +24,7 @@ impl Instance {
             let extras = std::mem::take(&mut extras);
             let before = self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
             drop(before);
+            // If an error drops the lease before this, it leaves no sequence.
             lease.advance();
         }
         Ok(steps)

@@ -58,6 +58,7 @@ impl Slab {
 
     /// Access to slot `index`. `None` if the slot's [`SlotMemory`] exists already, or if the slab has no such slot.
     pub fn take(self: &Arc<Self>, index: usize) -> Option<SlotMemory> {
+        // Acquire, with the Release of the drop: the next owner sees what the last one wrote.
         let was_taken = self.taken.get(index)?.swap(true, Ordering::Acquire);
         (!was_taken).then(|| SlotMemory { slab: self.clone(), index })
     }

@@ -63,6 +63,7 @@ impl Budget {
 
     fn take(&self, wanted: usize) -> Result<(), NoRoom> {
         let more = |used: usize| used.checked_add(wanted).filter(|&used| used <= self.limit);
+        // Relaxed: the number bounds memory, and guards nothing else.
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         taken.map(drop).map_err(|used| NoRoom::Budget { wanted, used, limit: self.limit })
     }
@@ -161,6 +162,7 @@ impl<T> Varying<T> {
     pub fn share(&mut self, dims: &[i64], shared: Shared<T>) {
         self.set_dims(dims);
         (self.bytes, self.next) = (Elements::none(), None);
+        // Less than is reserved is always granted.
         let _ = self.charge.set(shared.bytes);
         self.shared = Some(shared);
     }

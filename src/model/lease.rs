@@ -94,6 +94,8 @@ impl LiveSequences {
         let admitted = loop {
             let admitted = self.work(|table| {
                 let shortage = table.prepare(instance, admissions, Instant::now());
+                // Sequences that are over drop their states before their slots are given out. A slab that cannot be
+                // made is tried once.
                 let (over, shortage) = (table.take_over(instance), shortage.filter(|_| missing.is_none()));
                 if !over.is_empty() || shortage.is_some() {
                     return Err((over, shortage));
@@ -124,6 +126,7 @@ impl LiveSequences {
     /// Returns when [`LiveSequences::tick`] may have something to do.
     pub fn settle(&self, instance: u32, answered: Vec<Answered>) -> Instant {
         let Settled { answers, requests, leavings, releasing } = self.finish(answered);
+        // One by one, so that a panic holds back no other answer.
         answers.into_iter().for_each(|answer| _ = panic::catch_and_log(|| drop(answer)));
         requests.into_iter().for_each(|request| _ = panic::catch_and_log(|| drop(request)));
         panic::catch_and_log(|| drop(leavings));
@@ -269,6 +272,7 @@ impl Drop for Lease {
         if self.is_finished {
             return;
         }
+        // Cloned, because the closure borrows the whole lease.
         let sequences = self.sequences.clone();
         // The request is not here, so it cannot be held.
         sequences.work(|table| {
@@ -323,8 +327,10 @@ impl Drop for StateMemory {
         }
         self.varying.iter_mut().for_each(Varying::release_reserve);
         let varying = std::mem::take(&mut self.varying);
+        // Before `slot` is given back: whoever takes it next must find these.
         self.sequences.work(|table| match table.contents_mut(self.id) {
             Some(contents) => contents.varying = varying,
+            // The sequence has ended, and what it had is freed without the lock.
             None => table.leave(Contents { varying, ..Contents::default() }),
         });
     }

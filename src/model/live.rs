@@ -194,6 +194,7 @@ impl LiveSequences {
         drop(leavings);
         let (requests, releasing): (Vec<_>, Vec<_>) = released.into_iter().unzip();
         drop(requests);
+        // Noted after the release, because what core sends before it proves nothing.
         if !releasing.is_empty() {
             self.table.lock().have_been_released(releasing, Instant::now());
         }
@@ -275,6 +276,7 @@ impl LiveSequences {
     /// Makes a slab of so many slots without holding the lock, and adds it.
     pub(super) fn add_slab(&self, slots: usize, wanted: usize) -> Result<(), MemoryError> {
         let slab = Arc::new(Slab::new(slots, &self.slot)?);
+        // Another thread may have added it meanwhile. Then its memory is freed without the lock.
         let not_due = self.table.lock().add_slab(slab, slots, wanted);
         drop(not_due);
         Ok(())
@@ -291,6 +293,7 @@ impl LiveSequences {
                 break;
             }
         }
+        // Relaxed: it only decides whether a line is logged.
         let was_missing = self.slab_is_missing.swap(adjusted.is_err(), Ordering::Relaxed);
         if let Err(error) = adjusted
             && !was_missing
@@ -340,6 +343,7 @@ impl LiveSequences {
             slabs: table.slabs(),
             slot_bytes: self.slot.slot_bytes,
             varying_bytes: self.budget.used(),
+            // Relaxed: nothing else is read because of these numbers.
             copied_bytes: self.metrics.copied_bytes.load(Ordering::Relaxed),
             to_device_bytes: self.queues.to_device.load(Ordering::Relaxed),
             to_host_bytes: self.queues.to_host.load(Ordering::Relaxed),

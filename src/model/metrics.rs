@@ -337,6 +337,7 @@ impl SequenceMetrics {
             metrics.add_to_counters(&shown, &now);
             *shown = now;
         }
+        // Histograms only add up, so their order does not matter.
         drop(shown);
         if let Some(histograms) = metrics.histograms.as_ref().filter(|_| !lives.is_empty()) {
             for Life { since, requests } in lives {

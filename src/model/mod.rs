@@ -115,6 +115,7 @@ impl Model {
             triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
         sessions.complete(&prepared.config, &prepared.binding);
+        // The log and the model for initial states use the completed options.
         prepared.config.session = sessions.options().clone();
         let initial_model = prepared.load_initial_model(initial_states, &version_dir, library)?;
         let Prepared { mut config, binding, state_api, mut plan, .. } = prepared;
@@ -177,6 +178,7 @@ impl Model {
 
     /// A number for a new instance, never given twice.
     pub fn next_instance(&self) -> u32 {
+        // Relaxed: only the numbers must differ.
         self.next_instance.fetch_add(1, Ordering::Relaxed)
     }
 

@@ -71,6 +71,7 @@ impl Prepared {
         settings: Settings,
         on_host: impl FnOnce() -> Result<Arc<Session>, LoadError>,
     ) -> Result<Self, LoadError> {
+        // Completion changes `partial`, and a second completion begins with what the user wrote.
         let written = partial.clone();
         let onnx = OnnxModel {
             signature: session.signature(),

@@ -85,6 +85,7 @@ impl Sessions {
         let mut without_tensorrt = self.providers.clone();
         // TensorRT needs the shapes, which are not known before the model is read.
         let is_final = without_tensorrt.tensorrt.take().is_none();
+        // The probe does not try the options of TensorRT, which would fail only with the first instance.
         if !is_final {
             let provider = Provider::of(OwnedStream::open(device)?, self.providers.clone());
             provider.check(&self.library, &self.options)?;
@@ -113,6 +114,7 @@ impl Sessions {
     }
 
     fn on_cpu(&self) -> Result<Arc<Session>, LoadError> {
+        // Locked while it is opened, so that two instances do not load the weights twice.
         let mut on_cpu = self.on_cpu.lock();
         if let Some(session) = &*on_cpu {
             return Ok(session.clone());

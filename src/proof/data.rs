@@ -51,6 +51,7 @@ pub fn random(data_type: DataType, count: usize, scale: Scale, seed: &[usize]) -
     let mut bytes = Vec::with_capacity(count * data_type.byte_size().unwrap_or(0));
     for index in 0..count {
         state = mixed(state);
+        // From -1 to 1, with 53 random bits: an `f64` holds no more.
         let value = scale.scaled((state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0, index);
         match data_type {
             DataType::Fp64 => bytes.extend(value.to_ne_bytes()),

@@ -168,7 +168,7 @@ impl<'a> Inputs<'a> {
         let Source::Request(request) = &input.source else { return input.dims.clone() };
         let length = |axis: usize| {
             let multiple = request.steps_multiple.filter(|of| of.axis == axis).map_or(1, |of| of.multiple.get() as i64);
-            // Rows that may have different lengths have them.
+            // Rows that may have different lengths have them. One is long, so that wide filters reach the padding.
             let more = if request.is_padded && request.ragged_axis == Some(axis) { [7, 0, 38][row.number] } else { 0 };
             let context = request.context.filter(|of| of.axis == axis).map_or(0, |of| of.length as i64);
             context + multiple * (self.length + more)

@@ -155,6 +155,7 @@ impl<'a> Proof<'a> {
 
     /// Refuses inputs of requests that would be too large, before their data are made.
     fn check_sizes(&self) -> Result<(), Rows> {
+        // Its rows are the longest (`random_dims`).
         let last = Sequence::new(self.binding, SEQUENCES - 1);
         let would_be_too_large = |(index, input): &(usize, &BoundInput)| {
             matches!(input.source, Source::Request(_))
@@ -186,6 +187,7 @@ impl<'a> Proof<'a> {
         if rows.windows(2).any(|two| dims(two[0]) != dims(two[1])) {
             return Err(unknown("the states of the rows have different lengths, so they share no run"));
         }
+        // Not returned yet: its error counts only if each row runs alone.
         let together = self.together(&rows);
         let mut alone = Vec::new();
         for row in &rows {

@@ -78,8 +78,10 @@ impl BatchTensor {
     pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
         if self.bytes > self.memory.byte_len()
             || (self.is_exact() && self.bytes != self.memory.byte_len())
+            // Before its first use, and after `give_back`, the buffer is an empty one of the host.
             || (self.device.is_some() && matches!(self.memory, TensorMemory::Host(_)))
         {
+            // The values are over the buffer, so they go first.
             self.by_rows.clear();
             let more = if self.is_exact() { Some(self.bytes) } else { self.bytes.checked_next_power_of_two() };
             let bytes = more.ok_or(NoMemory { bytes: self.bytes })?;

@@ -2,7 +2,8 @@
 //!
 //! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
 //! the thread that captured it, because ONNX Runtime keeps it there. Triton loads a model on another thread, so graphs are
-//! captured while requests are served. While one is captured, nothing else of this backend may allocate or run on a GPU. A capture waits for the runs under way.
+//! captured while requests are served. While one is captured, nothing else of this backend may allocate or run on a GPU.
+//! A capture waits for the runs under way.
 //! While a session is opened or another graph is captured, runs go without a graph, and the next one tries again.
 
 use std::collections::HashMap;
@@ -78,6 +79,7 @@ impl Graphs {
                 "no CUDA graph could be made for {} rows, so they run without one {from_now_on}: {error}",
                 key.1.rows
             );
+            // Counted before the capture is ended, because that can fail, too.
             self.made.insert(key, Graph::Failed(failures));
             session.end_capture()?;
             return run(session.run_options());

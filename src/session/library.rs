@@ -126,6 +126,7 @@ impl Library {
         let limit = LogLimit::default();
         let environment = builder
             .with_name("triton_stateful")
+            // It is on by default.
             .with_telemetry(false)
             .with_logger(Arc::new(move |level, category, _id, location, message| {
                 let is_limited = matches!(level, LogLevel::Warning | LogLevel::Error);
@@ -139,6 +140,7 @@ impl Library {
             }))
             .build()
             .map_err(failed)?;
+        // With a logger of ours, ONNX Runtime begins with everything.
         environment.set_log_level(options.log_level);
         if let Err(why) = allocator::register(&environment) {
             log::warn!("memory of large growing states may stay with the process when they are freed: {why}");
@@ -224,7 +226,8 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
     newest.map(|(_, path)| path)
 }
 
-/// Compares a converted model with its original: runs both models on the CPU, on random data: the converted one in chunks, and rows together and alone.
+/// Compares a converted model with its original: runs both models on the CPU, on random data: the converted one in
+/// chunks, and rows together and alone.
 pub fn compare(library: &Library, models: &Models, report: &Report) -> Result<Vec<Compared>, VerifyError> {
     verify(library.environment(), models, report, &Given::default())
 }

@@ -91,6 +91,7 @@ impl Session {
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
+        // So that the last reference is that of `Self`, which drops it with its GPU as the current one.
         drop(session);
         let mut session = Self {
             inner,
@@ -227,6 +228,7 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     if options.pages {
         builder = builder.with_config_entry("session.use_env_allocators", "1").map_err(text)?;
     }
+    // The arena would keep the memory that `pages` is to give back.
     if options.pages || !options.mem_arena {
         // SAFETY: the builder's options are alive and borrowed exclusively; the status is used once.
         unsafe { value::check((ort::api().DisableCpuMemArena)(builder.ptr_mut())) }?;

@@ -37,6 +37,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
     let cuda = ProviderOptions::of(cuda_functions(), device)?;
+    // Those of the user alone, so that an error is about these.
     cuda.set(&options)?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();
@@ -47,6 +48,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
             Err(Refused::Provider(why) | Refused::Options(why)) => log::info!("without {name}={value}: {why}"),
         }
     }
+    // The last try may have failed, so those that worked are set again.
     cuda.set(&options)?;
     cuda.append(builder, stream)
 }
@@ -143,6 +145,7 @@ impl<T> ProviderOptions<T> {
         // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the
         // stream.
         unsafe {
+            // After the texts, which reset it.
             check((self.functions.update_with_value)(self.options, c"user_compute_stream".as_ptr(), handle))
                 .and_then(|()| check((self.functions.append)(builder.ptr_mut(), self.options)))
         }

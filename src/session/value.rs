@@ -74,6 +74,7 @@ impl Value {
         // The dims are those of a tensor, so all that can be missing is memory.
         let bytes = element_count(dims).map_or(usize::MAX, |count| count.saturating_mul(STRING_BYTES));
         let value = made.ok_or(NoMemory { bytes })?;
+        // New strings are empty, so only the others are set.
         for (index, string) in strings.filter(|(_, string)| !string.is_empty()) {
             let mut buffer = ptr::null_mut();
             // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.

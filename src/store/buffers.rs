@@ -72,6 +72,7 @@ impl BatchBuffers {
 
     /// The states that must be written back before the run that is planned.
     pub fn leaving(&self) -> Vec<(SlotId, Spot)> {
+        // A copy, because the caller forgets spots while it goes through them.
         if self.states.is_empty() { Vec::new() } else { self.plan.leaving.clone() }
     }
 
@@ -121,6 +122,7 @@ impl BatchBuffers {
         }
         self.make_tensors(binding, copier)?;
         let from = self.plan.from;
+        // Taken out for the loop, and put back to keep its memory.
         let mut joining = std::mem::take(&mut self.joining);
         joining.clear();
         joining
@@ -136,6 +138,7 @@ impl BatchBuffers {
                 copied += if row.is_fresh() { 0 } else { self.states[index].slot_bytes };
             }
         }
+        // Rows beyond the batch are copied from the first row, which has to be there.
         copier.end_phase();
         for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
             for position in batch.len()..run_rows {
@@ -143,6 +146,7 @@ impl BatchBuffers {
                 self.tensors[from][index].repeat(copier, &row(0), &row(position));
             }
         }
+        // A state that is lent is not in this buffer, so the sequence has no spot there.
         if !self.states.iter().any(|state| is_lent(state.number)) {
             for &position in &joining {
                 if let Some(slot) = self.slots[position] {

@@ -123,6 +123,7 @@ impl StateStore {
         self.held = self.sequences.state_memories(slots);
         self.arrange(batch, run_rows);
         let mut copied = self.make_way()?;
+        // After `make_way`, which brings states to their slots, from where they can be lent.
         self.lent = self.lendable(batch, run_rows);
         let Self { binding, copier, buffers, varying, held, lent, .. } = self;
         let rows = rows_of(batch, held);
@@ -152,6 +153,7 @@ impl StateStore {
         let mut outputs: Vec<_> = binding.outputs.iter().map(|_| None).collect();
         buffers.give(binding, &mut inputs, &mut outputs);
         if let (Some(row), Some(memory)) = (batch.first(), held.first()) {
+            // In place of what the buffers give: a state that is lent is in no buffer.
             for &number in &*lent {
                 inputs[binding.states[number].input] = lend(binding, number, row.state(), memory.as_ref());
             }
@@ -255,12 +257,14 @@ impl StateStore {
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
     fn commit<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
+            // A request that leaves the state as it was has succeeded all the same.
             if row.state().discards && !row.state().is_partial {
                 row.state_mut().lease.iter_mut().for_each(Lease::advance);
             }
             let is_partial = row.state().is_partial;
             let Some(lease) = row.state_mut().lease_that_keeps() else { continue };
             match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows)) {
+                // Until the last step, the state counts as lost (`RowState::is_partial`).
                 Ok(()) if is_partial => lease.spoil(),
                 Ok(()) => lease.advance(),
                 Err(error) => {
@@ -295,6 +299,7 @@ impl StateStore {
             permute(batch, order);
             permute(&mut self.held, order);
         }
+        // Once more, because the batch buffers may have asked for another order.
         let common = self.varying.common(batch, &self.held, run_rows);
         let in_order = common.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
         self.varying.set_grown(in_order.map(|(grown, _)| grown));
@@ -316,6 +321,7 @@ impl StateStore {
         }
         // What is filled next reads from where this writes to.
         self.copier.end_phase();
+        // On a device, copies are only enqueued, so the memory is held until `release`.
         if self.copier.device().is_none() {
             self.others.clear();
         }
@@ -375,6 +381,7 @@ impl StateStore {
             may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, run_rows, step);
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
+            // All are paid for first, because they stay together or not at all.
             for (position, ((row, memory), result)) in rows.enumerate() {
                 if let Err(error) = panic::catch_result(|| Ok(new.make_room(position, row, memory, true)?)) {
                     // This row keeps the state before the run, so the others cannot stay with it.

@@ -60,6 +60,7 @@ impl NewStates<'_> {
         }
         let ends: Vec<_> = ends_of_row(self.binding, row).collect();
         let (Some(lease), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(0) };
+        // Until `commit`: the copies overwrite the state from before the run.
         lease.spoil();
         for context in ends {
             let from = self.binding.slot.offset(context.context.slot_entry);

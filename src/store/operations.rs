@@ -110,6 +110,7 @@ impl StateStore {
         let copied_out = others.iter_mut().map(|memory| varying.copy_out(binding, memory, copier));
         let copied_out = copied_out.sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
+        // Whatever came of it, because the next call takes the same memory.
         self.release();
         waited?;
         self.count_copied(copied + copied_out?);

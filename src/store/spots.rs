@@ -83,6 +83,7 @@ impl Spots {
             buffers: Vec::new(),
             by_slot: HashMap::new(),
             most: resident + 1,
+            // A run reads one and writes another.
             allowed: 2,
             left: VecDeque::new(),
             by_rows,
@@ -119,6 +120,7 @@ impl Spots {
         let before = plan.leaving.len();
         plan.leaving.extend(self.met(plan.into, run_rows).filter(|(row, _)| !self.is_planned(row)).map(leaving));
         if plan.leaving.len() > before {
+            // Bounded, because each plan may look through them.
             self.left.truncate(self.most);
             self.left.push_front(plan.leaving[before..].iter().map(|(slot, _)| *slot).collect());
         }
@@ -232,6 +234,7 @@ impl Spots {
         let (rows, from) = (self.found.len(), plan.from);
         let stays = |spot: &Option<Spot>| {
             let spot = spot.filter(|spot| spot.buffer == from && spot.position < rows)?;
+            // In a buffer that is laid out for another number of rows, none is in place.
             (self.staying[from] > 0).then_some(spot.position)
         };
         plan.order.clear();

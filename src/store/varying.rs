@@ -276,6 +276,7 @@ impl VaryingStates {
                 varying.share(&dims, Shared { tensors: grown.clone(), position, bytes });
             }
         }
+        // The tensors of one sequence keep the memory of no other.
         if held.len() > 1 {
             self.last_grown = (Arc::downgrade(&grown), held.iter().flatten().map(StateMemory::id).collect());
         }
@@ -328,6 +329,7 @@ fn fill(
     }
     let Some(Input::Rows(tensor)) = input else { return Ok(0) };
     tensor.shape(&dims, run_rows)?;
+    // A BOOL is 0 or 1.
     let padding = if state.data_type == DataType::Bool { padding.min(1) } else { padding };
     let mut copied = 0;
     for (position, content) in contents {

@@ -60,6 +60,7 @@ impl Error {
             .find(|(code, _)| *code == self.code)
             .map_or(triton_sys::TRITONSERVER_ERROR_INTERNAL, |(_, raw)| *raw);
         let text = CString::new(self.message.replace('\0', "?")).unwrap_or_default();
+        // Without the functions of the server there is no log either.
         let Some(error_new) = triton_sys::error_new() else {
             eprintln!("stateful backend: {}", self.message);
             return std::ptr::null_mut();

@@ -53,6 +53,7 @@ impl Request {
     /// The sequence that it belongs to; `None` for warm-up and for the null requests of `direct`.
     pub fn sequence_id(&self) -> Result<Option<SequenceId>, Error> {
         let mut number = 0;
+        // Core answers only for the kind of id that the request has.
         // SAFETY: the request is alive until it is dropped.
         let by_number = unsafe { check(call!(TRITONBACKEND_RequestCorrelationId(self.as_ptr(), &mut number))) };
         if by_number.is_ok() {
@@ -216,6 +217,7 @@ impl Request {
         let mut input = ptr::null_mut();
         // SAFETY: the request is alive until it is dropped; the name lives during the call.
         let found = unsafe { check(call!(TRITONBACKEND_RequestInput(self.as_ptr(), name.as_ptr(), &mut input))) };
+        // Core has an error for an input that the request does not carry.
         if found.is_err() || input.is_null() {
             return Ok(None);
         }
@@ -357,6 +359,7 @@ impl Drop for Request {
         if !self.answered {
             self.answer(Err(Error::new(Code::Internal, "the backend lost this request; please report it")));
         }
+        // A request of several rows is released by its `Whole`.
         if self.part.is_none() {
             self.raw.release();
         }

@@ -83,6 +83,7 @@ impl Whole {
             answer.map_err(|Error { code, message }| Error::new(code, format!("{message} (row {row} of the request)")))
         };
         let rows: Result<Vec<_>, Error> = answers.iter_mut().flat_map(Option::take).enumerate().map(named).collect();
+        // Sending calls into the front end of Triton, so it needs no lock held.
         drop(answers);
         self.send(rows)
     }

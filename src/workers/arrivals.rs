@@ -158,6 +158,7 @@ impl Reader {
             }
             Ok((controls, asked))
         };
+        // By reference: after a panic, the request is still here to be answered.
         let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
             Ok(read) => read,
             Err(error) => {

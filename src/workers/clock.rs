@@ -63,6 +63,7 @@ impl Alarm {
         let mut state = self.state.lock();
         if state.at.is_none_or(|before| at < before) {
             state.at = Some(at);
+            // Otherwise the thread would wake only to wait for the lock.
             drop(state);
             self.changed.notify_one();
         }

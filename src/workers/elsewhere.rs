@@ -94,6 +94,7 @@ impl Shared {
                 Found::Taken if starts => scheduler.entered(lane, &mut wake),
                 Found::Taken => {
                     let requests = scheduler.found(lane, now, &mut wake);
+                    // A START has taken its id meanwhile, so the state that was found gets no requests.
                     if !requests.is_empty() {
                         stored.lose([lane]);
                     }
@@ -131,6 +132,7 @@ impl Shared {
     /// Answers ENDs that have run before, and whose answers were kept.
     fn answer_again(&self, rows: Vec<(Row, SequenceId, Box<KeptAnswer>)>) {
         let answer = |(mut row, id, answer): (Row, SequenceId, Box<KeptAnswer>)| {
+            // Only the id is used, for the answer: the sequence has no place on an instance.
             row.key = Some(Key { instance: 0, lane: None, id });
             let response = panic::catch_result(|| row.answer_again(&answer));
             (row.request, response.map_err(Into::into))
@@ -179,6 +181,7 @@ impl Shared {
         self.wake(&mut wake);
         self.refuse_queued(refused);
         let left = stored.left(live) + self.answering.load(Ordering::Acquire);
+        // Read after `left`: a sequence that cannot be saved counts here before it stops counting there.
         let not_saved = stored.not_saved_by_drain();
         let answer = |request: &Request| {
             let response = request.response()?;
@@ -204,11 +207,13 @@ impl Shared {
             return 0;
         };
         let due = (0..self.wake.len()).filter_map(|worker| later.next_due(worker));
+        // What is due already has woken its worker, or waits for room in the queue, which rings the alarm itself.
         due.filter(|at| *at > now).for_each(|at| self.alarm.by(at));
         let oldest = stored.oldest_unsaved(later).map(|since| now.saturating_duration_since(since));
         if oldest.is_some() {
             self.alarm.by(now + SHOW_EVERY);
         }
+        // 0 means that all steps are saved.
         oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX).max(1))
     }
 }

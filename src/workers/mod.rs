@@ -172,6 +172,7 @@ impl Workers {
         let queue_was_empty = thread_waits() != self.waits;
         let now = Instant::now();
         let (mut wake, mut refused, mut drains) = (Vec::new(), Vec::new(), Vec::new());
+        // Before the scheduler is locked, because this copies inputs and may wait for a GPU.
         let read = self.reader.read_all(requests);
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
@@ -181,6 +182,8 @@ impl Workers {
                     Ok(control) => control,
                     Err(why) => {
                         starts.iter().for_each(|id| scheduler.refuse_start(id));
+                        // A request to drain has no id, so reading it always fails. It is looked for only here, so
+                        // that other requests do not pay for it.
                         match self.reader.may_drain(&row.request) {
                             Some(may) => drains.push((row.request, may)),
                             None => refused.push((row.request, why)),
@@ -200,6 +203,7 @@ impl Workers {
         scheduler.fill_places(now, &mut wake);
         let is_alone = scheduler.live() == 1;
         let copies_only = wake.first().copied().filter(|&worker| self.makes_no_step(&scheduler, worker));
+        // Only after that look at `wake`: a worker that only ends sequences has no request to run here.
         wake.extend(scheduler.with_over());
         self.shared.watch_clock_for(&mut scheduler, now);
         drop(scheduler);
@@ -236,6 +240,7 @@ impl Drop for Workers {
     fn drop(&mut self) {
         // Core removes an instance only after all requests have been released, so nothing is queued.
         self.shared.stop.store(true, Ordering::Release);
+        // A worker that saw `stop` unset sleeps before it gives up the lock, so the notification reaches it.
         drop(self.shared.scheduler.lock());
         self.shared.wake.iter().for_each(|wake| _ = wake.notify_all());
         for thread in self.threads.drain(..) {
@@ -243,11 +248,13 @@ impl Drop for Workers {
         }
         if let Some((stored, later)) = self.shared.stored.as_ref().and_then(|of| Some((of, of.later()?))) {
             for worker in &self.workers {
+                // The thread of the writer lives until `_of_store` is dropped, and writes what is queued here.
                 panic::catch_and_log(|| stored.leave_all(later, &mut worker.instance.lock()));
             }
         }
         // Dropping the responders sends the answers that are left.
         self.workers.clear();
+        // After the answers, because each of them leaves the last of its requests there.
         self.shared.releases.release_all();
     }
 }
@@ -258,6 +265,7 @@ impl Shared {
     fn watch_clock_for(&self, scheduler: &mut Scheduler<Box<Queued>>, now: Instant) {
         self.hand_over_lookups(scheduler);
         let show = now + SHOW_EVERY;
+        // Each change of the scheduler may also change the numbers that the metrics show.
         self.alarm.by(scheduler.next_scan().map_or(show, |scan| scan.min(show)));
     }
 
@@ -276,6 +284,7 @@ impl Shared {
         let rejected = errors().filter(|why| why.is_without_place()).count();
         self.sequences.count_refused(errors().map(|why| why.reason()), rejected);
         let answers = refused.into_iter().map(|(request, error)| {
+            // Without an error, another row of the same request has it, and its client gets that one.
             let answer = error.map_or_else(|| request.response(), |error| Err((*error).into()));
             (request, answer)
         });
@@ -351,6 +360,7 @@ impl Shared {
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
         if !over.is_empty() {
             if let Some(stored) = &self.stored {
+                // Before the instance drops the states, because they are saved from there.
                 panic::catch_and_log(|| stored.leave(instance, &over));
                 // The metrics show that they have left.
                 self.alarm.by(Instant::now() + SHOW_EVERY);
@@ -382,7 +392,9 @@ impl Shared {
             self.stored.iter().for_each(|stored| stored.lose(dropped.iter().map(|over| over.lane)));
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
+        // Only with `oldest` are requests held, so this need not wait for their release.
         panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
+        // Before the scheduler counts the sequences as over: otherwise a drain in between would count neither.
         self.answering.fetch_add(settled.requests.len(), Ordering::AcqRel);
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
@@ -393,6 +405,7 @@ impl Shared {
         self.wake(&mut wake);
         let requests = settled.requests.len();
         worker.responder.dispatch(settled, requests, || if goes_on { instance.next_run_ns() } else { 0 });
+        // The store may still have a sequence whose state was lost here.
         if self.stored.is_some() {
             self.refuse(refused.into_iter().map(moved).collect());
         } else {
@@ -428,6 +441,7 @@ struct Batch {
 
 /// Runs a batch.
 fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
+    // First, because what is answered no longer has its id.
     let members = stored.map(|stored| stored.members(&ready)).unwrap_or_default();
     let (now, number) = (Instant::now(), instance.number());
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
@@ -437,6 +451,7 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
         }
         match (begins, &mut row.asked) {
             (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
+            // Its state was kept while it was parked, so the run must not begin with the initial one.
             (Begins::Resumed, _) => row.state.start = false,
             _ => {}
         }
@@ -453,6 +468,7 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
     stored.iter().for_each(|stored| stored.save(worker, instance, &mut answered, &left, &members));
     let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
     Batch {
+        // After `save`, which notes a state that could not be saved as lost.
         finished: answered.iter().filter_map(|of| of.finished).collect(),
         left: left.into_iter().filter_map(with_lane).collect(),
         settled: instance.sequences().finish(answered),

@@ -35,6 +35,7 @@ impl Payloads {
         let (ticks, of_site, rings) = (instance.clone(), sequences.clone(), alarm.clone());
         let clock = Clock::start(&alarm, move || {
             let next = ticks.lock().tick();
+            // Without the lock of the instance, because it takes long to make or free a slab.
             of_site.adjust_slabs();
             of_site.publish();
             rings.by(next);

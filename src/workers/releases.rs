@@ -55,8 +55,11 @@ impl Releases {
     /// before: then [`Releases::look`] has to be called after [`LOOK_EVERY`].
     pub fn release(&self, mut requests: Vec<Request>) -> bool {
         let Some(last) = requests.pop() else { return false };
+        // Kept before the one from before is released, so that core always has one that is not. That release calls
+        // into core, so it needs no lock held.
         let before = {
             let mut kept = self.kept.lock();
+            // Both looks have to come after this request.
             kept.slept = false;
             kept.request.replace((last, Instant::now()))
         };
@@ -76,6 +79,7 @@ impl Releases {
         let released = if sleeps && kept.slept { kept.request.take() } else { None };
         let next = if released.is_some() { None } else { Some(now + LOOK_EVERY) };
         kept.slept = sleeps;
+        // The release calls into core, so it needs no lock held.
         drop(kept);
         drop(released);
         next

@@ -32,6 +32,7 @@ impl Asks {
             let mut told = String::new();
             while let Err(error) = keeper.listen(hear) {
                 let why = error.to_string();
+                // The store is tried ten times a second, so each reason is logged only once.
                 if why != told {
                     log::warn!("this server does not learn which sequences other servers ask for, because {why}");
                     told = why;

@@ -67,8 +67,10 @@ impl Later {
             // It is overdue, so it comes before those that become due later.
             due.push_front((at.min(Instant::now()), lane));
         } else {
+            // All wait for the same interval, so the queue stays in order.
             due.push_back((at, lane));
         }
+        // Behind another one, the alarm is already set.
         if due.len() == 1 || is_late {
             drop(due);
             self.alarm.by(at);

@@ -58,6 +58,7 @@ impl Stored {
                     let mut saved = begun().zip(saved).map(|((begun, lane, _), saved)| match saved {
                         Saved::Asked => Found::Later,
                         Saved::Done(hold) => {
+                            // The store was asked without the lock, so the lane may have another sequence by now.
                             let of = owned.get_mut(lane).filter(|of| of.hold.is_same(begun));
                             of.into_iter().for_each(|of| of.hold = hold.clone());
                             Found::Taken
@@ -83,6 +84,7 @@ impl Stored {
 
     fn begin(&self, of: &Lookup) -> Option<Hold> {
         let key = key_of(&of.id);
+        // It comes again, because the owner of an older one was asked first.
         if let Some(begun) = self.sequences.lock().get_mut(of.lane) {
             return Some(begun.hold.clone());
         }
@@ -93,6 +95,7 @@ impl Stored {
     }
 
     fn note_failure(&self, later: &Later, error: &StoreError) {
+        // Logged once, until the store answers again.
         if !later.queue.is_down() {
             log::warn!("steps are not saved, because {error}; sequences go on, and are saved when the store answers");
         }
@@ -108,6 +111,7 @@ impl Stored {
             return Some(Found::Later);
         }
         let key = key_of(&of.id);
+        // Locked until the state is in its new place, so that `wanted` finds it in one of the two.
         let mut owned = self.sequences.lock();
         match later.queue.take_back(&key) {
             Waiting::Nothing => None,
@@ -166,6 +170,7 @@ impl Stored {
             let has_failed = finished.outcome != Outcome::Advanced;
             sequence.made = of.steps.unwrap_or(sequence.made);
             tell_steps(of, sequence.made, sequence.saved);
+            // A START that fails leaves no sequence, so its record has to go, too.
             if finished.ends || (sequence.starts && has_failed) {
                 later.queue.put(sequence.entry(lane, What::End, now));
                 owned.remove(lane);
@@ -185,6 +190,7 @@ impl Stored {
                 }
             }
         }
+        // First: `note_queue` holds the lock of these metrics while it takes this one.
         drop(owned);
         // The metric shows it before the answers are sent.
         if has_unsaved {
@@ -230,6 +236,7 @@ impl Stored {
             drop(due);
             self.save_lane(later, worker, instance, lane);
         }
+        // More may be due than are taken at once.
         later.next_due(worker).into_iter().for_each(|at| later.alarm.by(at));
     }
 
@@ -237,11 +244,13 @@ impl Stored {
         {
             let mut owned = self.sequences.lock();
             let Some(of) = owned.get_mut(lane) else { return };
+            // It becomes due again when that request is over (`note`).
             of.unsaved.is_late = of.unsaved.is_under_way;
             if of.unsaved.is_under_way || of.unsaved.is_refused || of.unsaved.since.is_none() || of.state.is_some() {
                 return;
             }
         }
+        // Without the lock, because the state may have to be copied from a device.
         match panic::catch_result(|| instance.saveable_in(lane)) {
             Ok(Some(state)) => self.put(later, lane, What::State(state)),
             Ok(None) => {}
@@ -261,6 +270,7 @@ impl Stored {
             sequence.unsaved.since = None;
             later.queue.put(entry);
         }
+        // First: `note_queue` holds the lock of these metrics while it takes this one.
         drop(owned);
         self.live.metrics.note_unsaved();
     }
@@ -282,6 +292,7 @@ impl Stored {
     /// The instance could not take a sequence in.
     pub(super) fn give_back(&self, later: &Later, lane: u32, state: &[u8]) {
         let is_unsaved = self.sequences.lock().get_mut(lane).is_some_and(|of| of.unsaved.is_some());
+        // Without unsaved steps, the store has this state already.
         self.put(later, lane, What::Release(is_unsaved.then(|| state.to_vec())));
         self.sequences.lock().remove(lane);
     }
@@ -343,6 +354,7 @@ impl Stored {
             states += u64::from(is_done && has_state);
             let is_older = owned.is_replaced(lane);
             let Some(sequence) = owned.get_mut(lane).filter(|of| of.hold.is_same(&hold)) else {
+                // It began while the store did not answer, and the store has another sequence of its id.
                 if hold.is_new() && has_state && !is_done {
                     self.metrics().count_not_saved();
                 }

@@ -79,6 +79,7 @@ impl Queue {
             }
             let mut taken = Vec::new();
             let now = Instant::now();
+            // All wait equally long, so the first in the list is due first.
             while taken.len() < MOST_TOGETHER && state.again.front().is_some_and(|of| of.at <= now) {
                 taken.extend(state.again.pop_front());
             }

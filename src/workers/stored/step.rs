@@ -103,6 +103,7 @@ impl Stored {
                 self.metrics().count_claimed(u64::from(is_taken));
             }
             if !is_ours || is_taken {
+                // What the instance has is not the newest state, and `adopt` needs a lane without one.
                 instance.end(&[Over { lane, why: OverBy::Replaced }]);
             }
             match found {
@@ -312,6 +313,7 @@ impl Stored {
 
     /// Sequences of this server are over without a request. One that was idle for too long stays in the store.
     pub(super) fn end(&self, over: &[Over]) {
+        // The store is asked without the lock, because it may take long to answer.
         let owned: Vec<_> = {
             let mut owned = self.sequences.lock();
             over.iter().filter_map(|of| Some((of.why, owned.remove(of.lane)?.hold))).collect()

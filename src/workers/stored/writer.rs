@@ -127,6 +127,7 @@ impl State {
     fn insert(&mut self, entry: Entry, is_first: bool) {
         let token = entry.hold.token();
         self.bytes += entry.size();
+        // The END of an older sequence must not hide the state of a younger one with its id.
         if !matches!(entry.what, What::End) || !self.by_key.contains_key(&entry.key) {
             self.by_key.insert(entry.key.clone(), token);
         }
@@ -193,9 +194,11 @@ impl Queue {
     pub fn wait_for_room(&self, bytes: usize) -> bool {
         while self.refuses(bytes) {
             let mut state = self.state.lock();
+            // If nothing waits, a state that finds no room is larger than the queue.
             if state.is_down || state.stop || state.entries.is_empty() && state.in_flight.is_empty() {
                 return false;
             }
+            // With a limit, because room may have come since `refuses` looked.
             self.has_room.wait_for(&mut state, FIRST_PAUSE);
         }
         true
@@ -252,6 +255,7 @@ impl Queue {
     fn take(&self, pause: Duration) -> Option<Vec<Entry>> {
         let mut state = self.state.lock();
         while state.entries.is_empty() {
+            // Only if nothing waits, so that what is left is written first.
             if state.stop {
                 return None;
             }
@@ -265,6 +269,7 @@ impl Queue {
         while taken.len() < MOST_TOGETHER
             && let Some((&token, entry)) = state.entries.front()
         {
+            // A larger one goes alone.
             if bytes > 0 && bytes + entry.size() > MOST_BYTES_TOGETHER {
                 break;
             }
@@ -281,6 +286,7 @@ impl Queue {
     /// Takes back what could not be written, unless there is something newer.
     fn put_back(&self, entries: Vec<Entry>) {
         let mut state = self.state.lock();
+        // Each goes to the front, so the first comes last.
         for mut entry in entries.into_iter().rev() {
             if let Some(newer) = state.remove(entry.hold.token()) {
                 let since = entry.since.min(newer.since);
@@ -362,19 +368,23 @@ impl Writer {
 fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tells: &impl Tells) -> bool {
     let changes: Vec<_> = entries.iter().map(Entry::change).collect();
     let saved =
+        // No sequence has this id (see `key_of`), so this only shows whether the store answers.
         if entries.is_empty() { keeper.claim(&[(b"load", false)]).map(|_| Vec::new()) } else { keeper.save(&changes) };
     match saved {
         Ok(saved) => {
             queue.note(true);
+            // While these count as in flight: a drain reads how many are left, and then how many were not saved.
             tells.written(entries.into_iter().zip(saved).collect());
             queue.have_been_written();
             true
         }
         Err(error @ StoreError::TooLarge { bytes, .. }) => {
+            // The error tells no more of the state than its size.
             let (too_large, others): (Vec<_>, Vec<_>) =
                 entries.into_iter().partition(|entry| entry.what.bytes() == bytes);
             too_large.iter().for_each(|entry| tells.too_large(entry, &error));
             queue.put_back(others);
+            // Without one to leave out, the next try would fail at once in the same way.
             !too_large.is_empty()
         }
         Err(error) => {
