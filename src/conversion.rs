@@ -253,10 +253,9 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
         let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
         found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?)?;
     }
-    let unread = |name: &str| failed(io::Error::other(format!("the initializer of state '{name}' holds no numbers")));
     let read = |(name, values): (String, Option<Vec<f64>>)| match values {
         Some(values) => Ok((name, values)),
-        None => Err(unread(&name)),
+        None => Err(failed(io::Error::other(format!("the initializer of state '{name}' holds no numbers")))),
     };
     found.into_iter().map(read).collect()
 }

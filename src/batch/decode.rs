@@ -112,9 +112,8 @@ impl Expected {
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
-        let makes_steps = self.binding.makes_steps();
         // While a request waits, core looks at its timeout. Here only one between two steps can be late.
-        let deadline = if makes_steps { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
+        let deadline = if self.make_steps() { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
         Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }
 

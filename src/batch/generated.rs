@@ -5,8 +5,7 @@ use rows::tensor::{Gap, RowAt, RowLayout, StorageType};
 
 use super::{Counted, Row};
 use crate::binding::{
-    Binding, BoundInput, Counter, Generated, GrowingAxis, InputAxis, RequestInput, RowValues, Source, generated_value,
-    largest_whole,
+    Binding, BoundInput, Counter, Generated, GrowingAxis, InputAxis, RowValues, Source, generated_value, largest_whole,
 };
 use crate::error::{InputError, RequestError};
 use crate::session::Step;
@@ -106,11 +105,6 @@ pub fn fill(
 
 /// The elements of a request along an axis of an input; 0 if it leaves the input out.
 fn own_length(binding: &Binding, row: &Row, of: InputAxis) -> usize {
-    let length = |request: &RequestInput| {
-        row.request.input(request.position).map_or(0, |sent| request.own_length(sent.dims(), of.axis))
-    };
-    match &binding.inputs[of.input].source {
-        Source::Request(request) => length(request),
-        _ => 0,
-    }
+    let Source::Request(request) = &binding.inputs[of.input].source else { return 0 };
+    row.request.input(request.position).map_or(0, |sent| request.own_length(sent.dims(), of.axis))
 }

@@ -220,9 +220,7 @@ impl Row {
         deliver(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
         Ok(true)
     }
-}
 
-impl Row {
     /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START without it.
     pub fn repeat_key(&self) -> Option<RepeatKey> {
         let asked = self.asked.as_deref()?;

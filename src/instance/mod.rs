@@ -253,7 +253,7 @@ impl Instance {
             if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
                 row.end_nothing();
             }
-            self.answer_row(row, answer, times);
+            self.answer_row(row, answer, times.ending_at(monotonic_ns()));
             true
         };
         // Only rows that depart are moved, because a row is large.
@@ -398,7 +398,6 @@ impl Instance {
         times.compute_start = monotonic_ns();
         fault::point("run", batch.iter().map(|row| &row.request));
         self.step.run(self.store.run(batch, rows, &overlays))?;
-        drop(overlays);
         times.compute_end = monotonic_ns();
         self.run_ns = responder::average(self.run_ns, times.compute_end - times.compute_start);
         // Before states change, so that the batch can still run again in parts.
@@ -449,11 +448,7 @@ impl Instance {
                 panic::catch(|| fault::point("complete", [&row.request])).inspect_err(|_| row.state.spoil())?;
                 Ok(response)
             });
-            let success = response.is_ok();
-            let response = response.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
-            let response = response.map_err(|error| row.at_step(error.into()));
-            row.answer = row.request.make_answer(response);
-            self.triton.report_request(&row.request, success, of_request);
+            self.answer_row(row, response, of_request);
         }
         self.triton.report_batch(batch.len(), times);
         let nanoseconds = times.execute_end - times.execute_start;
@@ -495,12 +490,12 @@ impl Instance {
         }
     }
 
-    /// Answers a request that does not run.
+    /// Makes the answer to a request, and counts it.
     fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
         let answer = answer.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer.map_err(|error| row.at_step(error.into())));
-        self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
+        self.triton.report_request(&row.request, success, times);
     }
 }
 

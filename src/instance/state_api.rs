@@ -211,7 +211,7 @@ impl Instance {
                     && self.model.binding.states[*number].initial.content == InitialContent::Model
             };
             let of_model: Vec<usize> = (0..states).filter(from_model).collect();
-            for number in (0..states).filter(|&number| asked.reset.contains(&number)) {
+            for &number in &asked.reset {
                 given[number] = Some(self.model.binding.states[number].initial.clone());
             }
             if !of_model.is_empty() {

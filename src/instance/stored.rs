@@ -22,8 +22,7 @@ impl Instance {
             let mut lease = lease.map_err(|refusal| self.model.refusal(self.kind, refusal, key.id.clone()))?;
             self.store.write(lease.slot(), &state)?;
             let extras = std::mem::take(&mut extras);
-            let before = self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
-            drop(before);
+            self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
             // If an error drops the lease before this, it leaves no sequence.
             lease.advance();
         }

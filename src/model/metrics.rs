@@ -339,7 +339,7 @@ impl SequenceMetrics {
         }
         // Histograms only add up, so their order does not matter.
         drop(shown);
-        if let Some(histograms) = metrics.histograms.as_ref().filter(|_| !lives.is_empty()) {
+        if let Some(histograms) = &metrics.histograms {
             for Life { since, requests } in lives {
                 histograms.sequence_seconds.observe(since.elapsed().as_secs_f64());
                 histograms.sequence_requests.observe(requests as f64);

@@ -108,8 +108,7 @@ impl Devices {
     /// Opens the devices and the first session. Without a usable GPU it fails, unless instances may run on the CPU
     /// instead.
     pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
-        let opened = Self::open_strictly(partial, sessions);
-        match opened {
+        match Self::open_strictly(partial, sessions) {
             Err(error) if partial.providers.allow_cpu_fallback && error.means_no_gpu() => {
                 log::warn!("{error}: instances of KIND_GPU run on the CPU, as 'allow_cpu_fallback' says");
                 let by_kind = partial.instances.keys().map(|&kind| (kind, None)).collect();

@@ -199,9 +199,7 @@ impl BatchTensor {
         let value = unsafe { Value::over(memory, self.memory.address(), self.bytes, &self.dims, self.data_type) }?;
         Ok(slot.insert(value).as_ptr())
     }
-}
 
-impl BatchTensor {
     /// Writes a part of the batch, such as a row.
     pub fn put(&mut self, copier: &Copier, part: &Part, content: RowContent) -> Result<(), MemoryError> {
         let Some(mut queue) = copier.queue() else {

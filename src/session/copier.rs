@@ -87,7 +87,6 @@ impl Copier {
     }
 }
 
-/// The contract of a copier: on the host and on a device, the same calls leave the same bytes.
 /// The address of memory of a device where a part of a batch is alone, stored so; the queue keeps it. Panics if it has
 /// another size.
 pub(super) fn keep_alone(queue: &mut Queue, part: &Part, span: Span, storage: StorageType) -> u64 {
@@ -98,6 +97,7 @@ pub(super) fn keep_alone(queue: &mut Queue, part: &Part, span: Span, storage: St
     span.address()
 }
 
+/// The contract of a copier: on the host and on a device, the same calls leave the same bytes.
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "all of this is a test")]

@@ -91,9 +91,8 @@ impl Snapshot {
             counters: counters.map(|(name, count)| CounterEntry { name, count }).collect(),
             left_over: left_over(binding, &self.extras.left).map(|(entry, _)| entry).collect(),
         };
-        let tensors = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
-        let entries = || tensors().chain(&header.left_over);
-        let data: usize = entries().map(|entry| entry.byte_size).sum();
+        let tensors = header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
+        let data: usize = tensors.chain(&header.left_over).map(|entry| entry.byte_size).sum();
         let json = serde_json::to_vec(&header).unwrap_or_default();
         let from = before.len();
         let mut bytes = reserve(from + PREFIX_BYTES + json.len() + data)?;

@@ -85,7 +85,9 @@ impl Instance {
         // SAFETY: alive by `new`; a model outlives its instances.
         unsafe {
             check(call!(TRITONBACKEND_ModelInstanceModel(self.0.as_ptr(), &mut model)))?;
-            NonNull::new(model).map(|model| Model::new(model)).ok_or_else(|| missing("model"))
+            NonNull::new(model)
+                .map(|model| Model::new(model))
+                .ok_or_else(|| Error::new(Code::Internal, "Triton gave no model"))
         }
     }
 
@@ -173,8 +175,4 @@ fn note(reported: Result<(), Error>) {
     if let Err(error) = reported {
         log::debug!("statistics were not taken: {error}");
     }
-}
-
-fn missing(what: &str) -> Error {
-    Error::new(Code::Internal, format!("Triton gave no {what}"))
 }

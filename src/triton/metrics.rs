@@ -127,6 +127,11 @@ impl Metric {
             NonNull::new(metric).map(RawMetric).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric"))?;
         Ok(Self { raw, _family: family.clone() })
     }
+
+    fn add(&self, more: f64) {
+        // SAFETY: alive until dropped.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.0.as_ptr(), more))) };
+    }
 }
 
 impl Drop for Metric {
@@ -134,13 +139,6 @@ impl Drop for Metric {
         let _deleting = MAKING_OR_DELETING.lock();
         // SAFETY: alive; its family is still held.
         let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.0.as_ptr()))) };
-    }
-}
-
-impl Metric {
-    fn add(&self, more: f64) {
-        // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.0.as_ptr(), more))) };
     }
 }
 

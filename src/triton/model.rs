@@ -90,10 +90,12 @@ impl Model {
     /// The configuration as JSON, with Triton's defaults filled in.
     pub fn config_json(self) -> Result<Vec<u8>, Error> {
         let mut config = ptr::null_mut();
-        // SAFETY: alive by `new`; the message is handed over.
+        // SAFETY: alive by `new`; the message is handed over, and deleted once, after its last use.
         unsafe {
             check(call!(TRITONBACKEND_ModelConfig(self.0.as_ptr(), CONFIG_VERSION, &mut config)))?;
-            take_json(config)
+            let text = json(config);
+            check(call!(TRITONSERVER_MessageDelete(config)))?;
+            text
         }
     }
 
@@ -108,10 +110,15 @@ impl Model {
     /// Replaces the configuration while the model is loaded. Triton takes `max_batch_size`, `input`, `output` and, if
     /// there is none, the scheduling, and ignores the rest.
     pub fn set_config_json(self, json: &[u8]) -> Result<(), Error> {
-        with_json(json, |config| {
-            // SAFETY: alive by `new`; the message lives during the call, which copies it.
-            unsafe { check(call!(TRITONBACKEND_ModelSetConfig(self.0.as_ptr(), CONFIG_VERSION, config))) }
-        })
+        let mut config = ptr::null_mut();
+        // SAFETY: alive by `new`; the calls copy the text and the message, which is deleted once, after its last use.
+        unsafe {
+            let made = call!(TRITONSERVER_MessageNewFromSerializedJson(&mut config, json.as_ptr().cast(), json.len()));
+            check(made)?;
+            let set = check(call!(TRITONBACKEND_ModelSetConfig(self.0.as_ptr(), CONFIG_VERSION, config)));
+            check(call!(TRITONSERVER_MessageDelete(config)))?;
+            set
+        }
     }
 
     /// The pointer that `set_state` kept; null before.
@@ -142,32 +149,5 @@ unsafe fn json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error> {
     unsafe {
         check(call!(TRITONSERVER_MessageSerializeToJson(message, &mut base, &mut size)))?;
         Ok(std::slice::from_raw_parts(base.cast::<u8>(), size).to_vec())
-    }
-}
-
-/// Calls `use_it` with a message that has this JSON.
-fn with_json(json: &[u8], use_it: impl FnOnce(*mut TRITONSERVER_Message) -> Result<(), Error>) -> Result<(), Error> {
-    let mut message = std::ptr::null_mut();
-    // SAFETY: the text lives during the call, which copies it.
-    unsafe {
-        let make = call!(TRITONSERVER_MessageNewFromSerializedJson(&mut message, json.as_ptr().cast(), json.len()));
-        check(make)?;
-    }
-    let used = use_it(message);
-    // SAFETY: made above, deleted once, after its last use.
-    unsafe { check(call!(TRITONSERVER_MessageDelete(message)))? };
-    used
-}
-
-/// As [`json`], and deletes the message.
-///
-/// # Safety
-/// `message` must be alive and the caller's to delete.
-unsafe fn take_json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error> {
-    // SAFETY: alive, and deleted once, after its last use.
-    unsafe {
-        let text = json(message);
-        check(call!(TRITONSERVER_MessageDelete(message)))?;
-        text
     }
 }

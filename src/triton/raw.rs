@@ -189,10 +189,7 @@ impl RawResponse {
                 unsafe { check(call!(TRITONBACKEND_ResponseSetStringParameter(raw, name, id.as_ptr()))) }
             }
         };
-        match set {
-            Err(error) if error.code == Code::Unsupported => Ok(()),
-            set => set,
-        }
+        unless_unsupported(set)
     }
 
     /// Adds a number as a parameter, if the server has parameters of responses.
@@ -203,10 +200,7 @@ impl RawResponse {
         // SAFETY: the response is alive; the call copies the name.
         let set =
             unsafe { check(call!(TRITONBACKEND_ResponseSetIntParameter(self.raw.as_ptr(), name.as_ptr(), number))) };
-        match set {
-            Err(error) if error.code == Code::Unsupported => Ok(()),
-            set => set,
-        }
+        unless_unsupported(set)
     }
 
     /// Adds a flag as a parameter, if the server has parameters of responses.
@@ -217,10 +211,7 @@ impl RawResponse {
         // SAFETY: the response is alive; the call copies the name.
         let set =
             unsafe { check(call!(TRITONBACKEND_ResponseSetBoolParameter(self.raw.as_ptr(), name.as_ptr(), flag))) };
-        match set {
-            Err(error) if error.code == Code::Unsupported => Ok(()),
-            set => set,
-        }
+        unless_unsupported(set)
     }
 
     /// Notes what the response gets from now on, for [`RawResponse::copy`].
@@ -286,6 +277,14 @@ impl Drop for RawResponse {
         if let Err(error) = deleted {
             log::error!("a response could not be deleted: {}", error.message);
         }
+    }
+}
+
+/// Not an error if the server has no parameters of responses.
+fn unless_unsupported(set: Result<(), Error>) -> Result<(), Error> {
+    match set {
+        Err(error) if error.code == Code::Unsupported => Ok(()),
+        set => set,
     }
 }
 

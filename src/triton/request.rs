@@ -323,11 +323,6 @@ impl Request {
         self.answered
     }
 
-    /// Sends the answer.
-    pub fn answer(&mut self, answer: Result<Response, Error>) {
-        drop(self.make_answer(answer));
-    }
-
     /// Makes an error the answer, in place of one that was made and has not been sent.
     pub fn fail_instead(&mut self, made: &mut Option<Answer>, error: Error) {
         if let Some(before) = made.take() {
@@ -357,7 +352,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if !self.answered {
-            self.answer(Err(Error::new(Code::Internal, "the backend lost this request; please report it")));
+            drop(self.make_answer(Err(Error::new(Code::Internal, "the backend lost this request; please report it"))));
         }
         // A request of several rows is released by its `Whole`.
         if self.part.is_none() {

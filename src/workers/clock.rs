@@ -43,7 +43,6 @@ impl Drop for Clock {
 }
 
 /// When the thread has to work. Others ask for a time, and the thread waits for the earliest.
-
 #[derive(Default)]
 pub(super) struct Alarm {
     state: Mutex<State>,

@@ -36,7 +36,7 @@ impl Shared {
     /// Lets a thread look for sequences, and enter those that begin. While the store doesn't answer, they begin without.
     pub(super) fn hand_over_lookups(&self, scheduler: &mut Scheduler<Box<Queued>>) {
         let mut lookups = scheduler.take_lookups();
-        if let Some((stored, later)) = self.stored.as_ref().and_then(|stored| Some((stored, stored.later()?)))
+        if let Some((stored, later)) = self.stored.as_ref().and_then(Stored::with_later)
             && !lookups.is_empty()
             && later.queue.is_down()
         {
@@ -203,9 +203,7 @@ impl Shared {
 
     /// Comes again when states have to be saved, or while some are not. Returns the age of the oldest unsaved step.
     pub(super) fn note_due(&self, now: Instant) -> u64 {
-        let Some((stored, later)) = self.stored.as_ref().and_then(|stored| Some((stored, stored.later()?))) else {
-            return 0;
-        };
+        let Some((stored, later)) = self.stored.as_ref().and_then(Stored::with_later) else { return 0 };
         let due = (0..self.wake.len()).filter_map(|worker| later.next_due(worker));
         // What is due already has woken its worker, or waits for room in the queue, which rings the alarm itself.
         due.filter(|at| *at > now).for_each(|at| self.alarm.by(at));
@@ -223,9 +221,7 @@ struct Writes(Arc<Shared>);
 
 impl Tells for Writes {
     fn written(&self, results: Vec<(Entry, Saved)>) {
-        let Some((stored, later)) = self.0.stored.as_ref().and_then(|stored| Some((stored, stored.later()?))) else {
-            return;
-        };
+        let Some((stored, later)) = self.0.stored.as_ref().and_then(Stored::with_later) else { return };
         let moved = stored.written(later, results);
         self.0.release_lanes(&moved);
     }

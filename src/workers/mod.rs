@@ -246,7 +246,7 @@ impl Drop for Workers {
         for thread in self.threads.drain(..) {
             panic::join(thread, "a thread of a model that this backend schedules");
         }
-        if let Some((stored, later)) = self.shared.stored.as_ref().and_then(|of| Some((of, of.later()?))) {
+        if let Some((stored, later)) = self.shared.stored.as_ref().and_then(Stored::with_later) {
             for worker in &self.workers {
                 // The thread of the writer lives until `_of_store` is dropped, and writes what is queued here.
                 panic::catch_and_log(|| stored.leave_all(later, &mut worker.instance.lock()));

@@ -13,7 +13,7 @@ use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::error::SessionError;
 use crate::session::graphs::GraphKey;
-use crate::session::open::{RunOptions, Session};
+use crate::session::open::RunOptions;
 use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
 
@@ -159,8 +159,7 @@ impl Step {
         self.arguments.output_values.clear();
         for (index, output) in self.outputs.iter_mut().enumerate() {
             (output.made, output.given) = (None, None);
-            let given = run.outputs.get_mut(index).and_then(Option::as_mut);
-            let value = match given {
+            let value = match run.outputs.get_mut(index).and_then(Option::as_mut) {
                 Some(tensor) if !output.is_input => rows_value(tensor, run.rows, &output.name)?,
                 _ => output.prepare(run.rows)?,
             };
@@ -193,7 +192,7 @@ impl Step {
         let Arguments { input_names, input_values, output_names, output_values } = arguments;
         // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its own,
         // so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
-        let run = |options| unsafe {
+        let mut run = |options| unsafe {
             let status = (ort::api().Run)(
                 session.as_ptr(),
                 options,
@@ -208,7 +207,10 @@ impl Step {
         };
         match graphs {
             Some(graphs) => graphs.run(session, graph, run),
-            None => plain_run(session, options.as_deref(), run),
+            None => {
+                let _no_capture = session.is_on_gpu().then(for_run);
+                run(options.as_deref().map_or(session.run_options(), RunOptions::as_ptr))
+            }
         }
     }
 
@@ -245,16 +247,6 @@ impl Drop for RunUnderWay<'_> {
         // After a run that succeeded nothing is left to wait for; a queue that has failed says so at its next use.
         let _ = self.0.copier.synchronise();
     }
-}
-
-/// A run while no CUDA graph is captured, if it is on a GPU.
-fn plain_run(
-    session: &Session,
-    options: Option<&RunOptions>,
-    mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
-) -> Result<(), SessionError> {
-    let _no_capture = session.is_on_gpu().then(for_run);
-    run(options.map_or(session.run_options(), RunOptions::as_ptr))
 }
 
 fn rows_value(tensor: &mut BatchTensor, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {

@@ -143,13 +143,12 @@ impl Stored {
                         later.becomes_due(worker, lane, since + interval, true);
                     }
                 }
-                Some((None, _)) => {}
                 // A clone. Its client must not find an older sequence of its id after a restart.
                 None if row.state.start => {
                     let lookup = Lookup { lane, id: key.id.clone(), starts: true };
                     self.enter(later, &[(&lookup, false)]);
                 }
-                None => {}
+                Some((None, _)) | None => {}
             }
         }
     }

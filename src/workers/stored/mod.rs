@@ -208,6 +208,11 @@ impl Stored {
         self.later.as_ref()
     }
 
+    /// Also what is saved later, if something is.
+    pub fn with_later(&self) -> Option<(&Self, &Later)> {
+        Some((self, self.later()?))
+    }
+
     /// How many sequences are this server's, as far as it knows.
     pub fn owned(&self) -> usize {
         self.sequences.lock().by_lane.len()
@@ -378,7 +383,7 @@ impl Stored {
         }
     }
 
-    /// A sequence leaves, although its request, an END, did not end it. The next request finds it in the store.
+    /// The sequence of a request leaves this server. The next request finds it in the store.
     fn let_go(of: &mut Answered) {
         of.lease.iter_mut().for_each(Lease::spoil);
         of.finished.iter_mut().for_each(|finished| finished.outcome = Outcome::Lost);

@@ -20,7 +20,7 @@ use crate::batch::Row;
 use crate::batch::kept;
 use crate::error::{AdmissionError, RequestError, StoredError};
 use crate::instance::Instance;
-use crate::model::{Answered, Lease};
+use crate::model::Answered;
 use crate::panic;
 
 /// Bytes of states that are sent to the store together, unless one has more.
@@ -130,12 +130,9 @@ impl Stored {
         let mut order: Vec<_> = (0..answered.len()).collect();
         order.sort_by_key(|&at| answered[at].finished.map(|finished| finished.lane));
         for at in order {
-            match self.unsaved(instance, &mut answered[at], at, members) {
-                None => {}
-                Some(of) => {
-                    bytes += of.state.as_ref().map_or(0, Vec::len);
-                    unsaved.push(of);
-                }
+            if let Some(of) = self.unsaved(instance, &mut answered[at], at, members) {
+                bytes += of.state.as_ref().map_or(0, Vec::len);
+                unsaved.push(of);
             }
             if bytes > MOST_BYTES_TOGETHER {
                 self.send(instance, answered, std::mem::take(&mut unsaved));
@@ -305,10 +302,7 @@ impl Stored {
             instance.sequences().metrics.count_failed(error.reason());
             of.request.fail_instead(&mut of.answer, error.into());
         }
-        of.lease.iter_mut().for_each(Lease::spoil);
-        if let Some(finished) = &mut of.finished {
-            finished.outcome = Outcome::Lost;
-        }
+        Self::let_go(of);
     }
 
     /// Sequences of this server are over without a request. One that was idle for too long stays in the store.
