@@ -136,6 +136,9 @@ impl StateStore {
             if !has_elements(state.data_type, value) {
                 return misfit(format!("the value for '{name}' does not have the elements of dims {dims}"));
             }
+            if state.storage == StorageType::Fp16 && !fits_fp16(value) {
+                return Err(RunError::StateNotFp16 { name: name.clone() }.into());
+            }
         }
         let wanted: Vec<_> = self.binding.contexts().map(|(_, _, of)| of.bytes).collect();
         let came: Vec<_> = value.contexts.iter().map(Vec::len).collect();
@@ -232,6 +235,13 @@ fn write(
 fn widened(narrow: &[u8]) -> Vec<u8> {
     let value = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_ne_bytes();
     narrow.chunks_exact(2).flat_map(value).collect()
+}
+
+/// Whether no finite value becomes infinite.
+fn fits_fp16(value: &Initial) -> bool {
+    let InitialContent::Bytes(bytes) = &value.content else { return true };
+    let fits = |value: f32| !value.is_finite() || f16::from_f32(value).is_finite();
+    bytes.chunks_exact(4).all(|bytes| fits(bytemuck::pod_read_unaligned(bytes)))
 }
 
 fn narrowed(wide: &[u8]) -> Vec<u8> {

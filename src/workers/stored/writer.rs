@@ -388,8 +388,9 @@ fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tells: &impl Tells
             !too_large.is_empty()
         }
         Err(error) => {
-            queue.note(false);
+            // First: the warning is logged only if the store has not been noted as down.
             tells.failed(&error);
+            queue.note(false);
             queue.put_back(entries);
             false
         }

@@ -196,9 +196,10 @@ def test_a_value_that_is_not_committed_is_forgotten(talk, by):
 def test_states_stored_as_fp16_are_rounded_when_they_are_set(serve, connect, by):
     one = StateSequence(connect(), serve(models.counter, by, parameters={"store_states_as_fp16": "1"}))
     one.start()
-    values = np.array([[1 / 3, 65504, 1e-7, -1e9]], F32)
-    with np.errstate(over="ignore"):
-        one.ask(set={"STATE_IN": values}, get_state=True)
+    one.ask(set={"STATE_IN": np.array([[1 / 3, 65504, 1e-7, -np.inf]], F32)}, get_state=True)
+    one.step()
+    with refused("state 'STATE_IN' has numbers above 65504"):
+        one.ask(set={"STATE_IN": np.array([[1, 2, 3, -1e9]], F32)})
     one.step()
 
 

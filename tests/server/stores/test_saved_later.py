@@ -285,6 +285,7 @@ def test_without_the_store_inference_goes_on_and_steps_are_saved_when_it_is_back
     refused(elsewhere, "STATE_STORE_FAILED", "UNAVAILABLE")
     assert live.saved <= 1 and born.saved == mine.saved == 0
     eventually(lambda: deployment.metric("stateful_oldest_unsaved_step_seconds", model), lambda age: age > 0)
+    assert deployment.server.log_text().count("steps are not saved, because the store") == 1
     if how == "killed":
         store.start()
     else:
