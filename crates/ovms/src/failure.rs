@@ -18,6 +18,11 @@ impl Failure {
         Self { code, message: message.into() }
     }
 
+    /// The request is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
     /// Refuses a client's load or unload: the configuration decides which models a managed tritonserver has.
     pub fn managed_models() -> Self {
         let text = "the gateway loads and unloads the models itself: change config.json, and POST /v1/config/reload if \
@@ -27,7 +32,7 @@ impl Failure {
 
     /// Refuses an input that the model doesn't have.
     pub fn unexpected_input(name: &str) -> Self {
-        Self::new(Code::InvalidArgument, format!("Unexpected input - the model has no input '{name}'"))
+        Self::invalid(format!("Unexpected input - the model has no input '{name}'"))
     }
 
     /// HTTP's status for the code, as OVMS answers.

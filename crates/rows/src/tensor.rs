@@ -65,6 +65,11 @@ const NAMES: [(DataType, &str); 14] = [
 ];
 
 impl DataType {
+    /// Every data type.
+    pub fn all() -> impl Iterator<Item = Self> {
+        NAMES.into_iter().map(|(data_type, _)| data_type)
+    }
+
     /// Bytes of one element; `None` for strings, whose size varies.
     pub const fn byte_size(self) -> Option<usize> {
         match self {
@@ -89,7 +94,7 @@ impl DataType {
 
     /// Reads a name as Triton's protocol has it (`FP32`).
     pub fn from_protocol_name(name: &str) -> Option<Self> {
-        NAMES.iter().map(|(data_type, _)| *data_type).find(|data_type| data_type.protocol_name() == name)
+        Self::all().find(|data_type| data_type.protocol_name() == name)
     }
 
     fn name(self) -> &'static str {

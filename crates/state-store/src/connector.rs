@@ -39,7 +39,7 @@ pub struct Connector {
 
 impl Connector {
     pub fn new(location: RedisLocation, timeout: Duration) -> Self {
-        if location.tls().is_some() {
+        if location.tls.is_some() {
             static INSTALLED: Once = Once::new();
             // An error only says that there is one.
             INSTALLED.call_once(|| _ = rustls::crypto::ring::default_provider().install_default());
@@ -50,11 +50,11 @@ impl Connector {
     /// Connects to the store, until this time. Through sentinels, that is the time for their answer, and the primary
     /// may take [`Connector::timeout`] in addition.
     pub fn connect(&self, until: Instant) -> Result<Connection, StoreError> {
-        match self.location.address() {
+        match &self.location.address {
             Address::Network(host) => self.connect_to(host, until),
             Address::Socket(path) => {
                 let address = ConnectionAddr::Unix(path.clone());
-                self.ready(self.open(address, self.location.login(), self.database(), until)?)
+                self.ready(self.open(address, &self.location.login, self.location.database, until)?)
             }
             Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name, until),
             // Each of its servers has a host of its own.
@@ -70,7 +70,7 @@ impl Connector {
     /// Why a command failed. The errors of redis never have a command's arguments, so no blob and no password.
     pub fn failed(&self, error: &RedisError) -> StoreError {
         let text = error.to_string();
-        if let Some(tls) = self.location.tls()
+        if let Some(tls) = &self.location.tls
             && is_of_tls(error)
         {
             let file = |path: &Option<_>| path.as_deref().map(|path: &Path| path.display().to_string());
@@ -114,25 +114,25 @@ impl Connector {
     }
 
     const fn scheme(&self) -> &'static str {
-        if self.location.tls().is_some() { "rediss" } else { "redis" }
+        if self.location.tls.is_some() { "rediss" } else { "redis" }
     }
 
     /// The servers that the location names, if they are of a cluster.
     pub fn cluster(&self) -> Option<&[Host]> {
-        if let Address::Cluster(hosts) = self.location.address() { Some(hosts) } else { None }
+        if let Address::Cluster(hosts) = &self.location.address { Some(hosts) } else { None }
     }
 
     /// Connects to this server of a cluster, or to this primary.
     pub fn connect_to(&self, host: &Host, until: Instant) -> Result<Connection, StoreError> {
-        self.ready(self.open(self.network(host), self.location.login(), self.database(), until)?)
+        self.ready(self.open(self.network(host), &self.location.login, self.location.database, until)?)
     }
 
     /// Asks the sentinels for the primary. A sentinel that is wrong is asked last the next time.
     fn connect_to_primary(&self, sentinels: &[Host], name: &str, until: Instant) -> Result<Connection, StoreError> {
         let (at, primary) = self.ask_sentinels(sentinels, name, until)?;
         let until = Instant::now() + self.timeout;
-        let login = self.location.login();
-        let connection = self.open(self.network(&primary), login, self.database(), until);
+        let login = &self.location.login;
+        let connection = self.open(self.network(&primary), login, self.location.database, until);
         let connection = connection.and_then(|connection| self.ready(self.check_role(connection, until)?));
         connection.map_err(|error| {
             self.first.store(at + 1, Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Connector {
 
     fn ask_sentinel(&self, sentinel: &Host, name: &str, until: Instant) -> Result<Host, StoreError> {
         let failed = |error: RedisError| self.failed(&error);
-        let mut connection = self.open(self.network(sentinel), self.location.sentinel_login(), 0, until)?;
+        let mut connection = self.open(self.network(sentinel), &self.location.sentinel_login, 0, until)?;
         connection.set_read_timeout(Some(left_until(until))).map_err(failed)?;
         let mut ask = cmd("SENTINEL");
         ask.arg("get-master-addr-by-name").arg(name);
@@ -187,7 +187,7 @@ impl Connector {
 
     fn network(&self, host: &Host) -> ConnectionAddr {
         let Host { name, port } = host.clone();
-        match self.location.tls() {
+        match &self.location.tls {
             Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
             None => ConnectionAddr::Tcp(name, port),
         }
@@ -205,7 +205,7 @@ impl Connector {
             .set_db(database)
             .set_protocol(ProtocolVersion::RESP2)
             .set_skip_set_lib_name();
-        if let Some(user) = login.user() {
+        if let Some(user) = &login.user {
             of_redis = of_redis.set_username(user);
         }
         if let Some(password) = login.password()? {
@@ -213,7 +213,7 @@ impl Connector {
         }
         let info = address.into_connection_info().map_err(failed)?.set_redis_settings(of_redis);
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        let client = match self.location.tls() {
+        let client = match &self.location.tls {
             Some(tls) => Client::build_with_tls(info, certificates(tls)?).map_err(failed)?,
             None => Client::open(info).map_err(failed)?,
         };
@@ -226,10 +226,6 @@ impl Connector {
         connection.set_read_timeout(Some(self.timeout)).map_err(failed)?;
         connection.set_write_timeout(Some(self.timeout)).map_err(failed)?;
         Ok(connection)
-    }
-
-    const fn database(&self) -> i64 {
-        self.location.database()
     }
 }
 

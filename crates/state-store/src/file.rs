@@ -5,7 +5,7 @@
 //! of the disk, whatever the number of its operations. Stores that write a log and sync later are faster, but lose the last
 //! steps in a power failure, against the promise of `durability: step`.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const BLOBS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("blobs");
 
 /// The folders that are open in this process: the models of a server may share one. A folder stays in the list until its
 /// database is closed.
-static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Shared>>>> = Mutex::new(None);
+static OPEN: Mutex<BTreeMap<PathBuf, Weak<Shared>>> = Mutex::new(BTreeMap::new());
 /// A folder was closed.
 static CLOSED: Condvar = Condvar::new();
 
@@ -67,15 +67,14 @@ impl FileStore {
         let folder = folder.canonicalize().map_err(io)?;
         let mut open = OPEN.lock();
         let shared = loop {
-            let known = open.get_or_insert_default().get(&folder).map(Weak::upgrade);
-            match known {
+            match open.get(&folder).map(Weak::upgrade) {
                 Some(Some(shared)) => break shared,
                 // A model that was unloaded is closing it.
                 Some(None) => CLOSED.wait(&mut open),
                 None => {
                     let database = Some(open_database(&folder)?);
                     let shared = Arc::new(Shared { folder: folder.clone(), database, sweep: Mutex::default() });
-                    open.get_or_insert_default().insert(folder, Arc::downgrade(&shared));
+                    open.insert(folder, Arc::downgrade(&shared));
                     break shared;
                 }
             }
@@ -87,9 +86,7 @@ impl FileStore {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.database = None;
-        let mut open = OPEN.lock();
-        open.get_or_insert_default().remove(&self.folder);
-        drop(open);
+        OPEN.lock().remove(&self.folder);
         CLOSED.notify_all();
     }
 }

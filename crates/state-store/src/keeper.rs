@@ -172,8 +172,9 @@ impl Keeper {
     pub fn claim(&self, ids: &[(&[u8], bool)]) -> Result<Vec<Claimed>, StoreError> {
         let hold = |(id, _): &(&[u8], bool)| Ok(Hold { is_new: false, ..self.hold(id)? });
         let holds: Vec<_> = ids.iter().map(hold).collect::<Result<_, StoreError>>()?;
-        let resume = |(hold, &(_, asks)): (&Hold, &(&[u8], bool))| Op::Resume { token: hold.token, asks };
-        let operations = holds.iter().zip(ids).map(|(hold, of)| (hold.key.as_slice(), resume((hold, of))));
+        let operations = holds.iter().zip(ids);
+        let operations =
+            operations.map(|(hold, &(_, asks))| (hold.key.as_slice(), Op::Resume { token: hold.token, asks }));
         let replies = self.apply(operations.collect())?;
         let claimed = |(hold, reply)| match reply {
             Reply::Taken(blob) => Ok(Claimed::Taken(hold, blob)),

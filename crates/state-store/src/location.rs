@@ -18,12 +18,12 @@ pub enum Location {
 /// Valkey or Redis.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisLocation {
-    address: Address,
-    database: i64,
-    tls: Option<Tls>,
-    login: Login,
+    pub(crate) address: Address,
+    pub(crate) database: i64,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) login: Login,
     /// For the sentinels, which have users and passwords of their own.
-    sentinel_login: Login,
+    pub(crate) sentinel_login: Login,
 }
 
 /// Where Valkey or Redis listens.
@@ -58,7 +58,7 @@ pub struct Tls {
 /// A user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
-    user: Option<String>,
+    pub(crate) user: Option<String>,
     password: Option<Secret>,
 }
 
@@ -205,26 +205,6 @@ impl RedisLocation {
         }
         BadLocation(format!("the option '{option}' is not known, but these are: {known}"))
     }
-
-    pub(crate) const fn address(&self) -> &Address {
-        &self.address
-    }
-
-    pub(crate) const fn database(&self) -> i64 {
-        self.database
-    }
-
-    pub(crate) const fn tls(&self) -> Option<&Tls> {
-        self.tls.as_ref()
-    }
-
-    pub(crate) const fn login(&self) -> &Login {
-        &self.login
-    }
-
-    pub(crate) const fn sentinel_login(&self) -> &Login {
-        &self.sentinel_login
-    }
 }
 
 impl Host {
@@ -258,10 +238,6 @@ impl Host {
 }
 
 impl Login {
-    pub(crate) fn user(&self) -> Option<&str> {
-        self.user.as_deref()
-    }
-
     /// Reads the password.
     pub(crate) fn password(&self) -> Result<Option<String>, StoreError> {
         let missing = |why: String| StoreError::Denied(format!("no password: {why}"));
@@ -434,10 +410,10 @@ mod tests {
         let location = Location::new(&format!("redis://alice@x?password_file={}", file.path().display())).unwrap();
         assert!(!format!("{location} {location:?}").contains("hush"));
         let Location::Redis(of_file) = location else { unreachable!("it is not a folder") };
-        assert_eq!(of_file.login().password().unwrap().as_deref(), Some("hush"));
+        assert_eq!(of_file.login.password().unwrap().as_deref(), Some("hush"));
         let Location::Redis(missing) = Location::new("redis://x?password_env=NO_SUCH_VARIABLE").unwrap() else {
             unreachable!("it is not a folder")
         };
-        assert!(missing.login().password().unwrap_err().to_string().contains("NO_SUCH_VARIABLE"));
+        assert!(missing.login.password().unwrap_err().to_string().contains("NO_SUCH_VARIABLE"));
     }
 }

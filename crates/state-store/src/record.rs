@@ -197,9 +197,7 @@ impl Op<'_> {
             (Op::End { answer, .. }, Some(_)) => (Effect::End(answer), Reply::Done),
         }
     }
-}
 
-impl Op<'_> {
     /// Applies the operation to a record in memory.
     pub fn apply_to(&self, record: &mut Option<Record>) -> Reply {
         let (effect, reply) = self.apply(record.as_ref());

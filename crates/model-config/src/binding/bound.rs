@@ -41,9 +41,36 @@ impl BoundInput {
     }
 
     /// Whether shorter rows of a run are filled up to the longest (`padded_inputs`).
-    pub const fn is_padded(&self) -> bool {
-        matches!(&self.source, Source::Request(request) if request.is_padded)
+    pub fn is_padded(&self) -> bool {
+        self.request().is_some_and(|request| request.is_padded)
     }
+
+    /// How requests carry it, if they do.
+    pub(super) const fn request(&self) -> Option<&RequestInput> {
+        if let Source::Request(request) = &self.source { Some(request) } else { None }
+    }
+
+    pub(super) const fn request_mut(&mut self) -> Option<&mut RequestInput> {
+        if let Source::Request(request) = &mut self.source { Some(request) } else { None }
+    }
+
+    /// Whether it is a control that tells the model this of a row.
+    pub(super) fn is_flag(&self, wanted: Flag) -> bool {
+        matches!(self.source, Source::Control(BoundControl::Flag { flag, .. }) if flag == wanted)
+    }
+
+    pub(super) fn row_dims(&self) -> Vec<i64> {
+        row_dims(&self.dims, self.batch_axis)
+    }
+}
+
+/// The dims of one row: 1 for the batch.
+pub(super) fn row_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
+    let mut dims = dims.to_vec();
+    if let Some(axis) = batch_axis {
+        dims[axis] = 1;
+    }
+    dims
 }
 
 /// What fills an input.
@@ -192,7 +219,7 @@ pub struct StepsMultiple {
 impl RequestInput {
     /// The dims of a request of one row; -1 is open.
     pub fn request_dims(&self, input: &BoundInput) -> Vec<i64> {
-        let mut dims = input.dims.clone();
+        let mut dims = input.row_dims();
         if let Some(context) = self.context {
             let of_model = dims[context.axis];
             // The first request has more. Its length is checked when it is known which request is the first.
@@ -201,9 +228,6 @@ impl RequestInput {
         }
         if let Some(window) = self.window {
             dims[window.axis] = -1;
-        }
-        if let Some(axis) = input.batch_axis {
-            dims[axis] = 1;
         }
         if self.form != ShapeForm::Plain {
             dims.insert(0, 1);
@@ -300,6 +324,25 @@ pub struct BoundOutput {
     pub is_only_kept: bool,
 }
 
+impl BoundOutput {
+    /// An output with the model's name and type, which nothing uses yet.
+    pub(super) fn new(info: &TensorInfo) -> Self {
+        Self {
+            name: info.name.clone(),
+            data_type: info.data_type,
+            batch_axis: None,
+            form: ShapeForm::Plain,
+            dims: None,
+            is_response: false,
+            empty_dims: Vec::new(),
+            gathered: None,
+            trim: None,
+            c_name: c_name(&info.name),
+            is_only_kept: false,
+        }
+    }
+}
+
 /// The part of an output that belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trim {
@@ -322,19 +365,7 @@ pub(super) fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usiz
     if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
         return index;
     }
-    outputs.push(BoundOutput {
-        name: info.name.clone(),
-        data_type: info.data_type,
-        batch_axis: None,
-        form: ShapeForm::Plain,
-        dims: None,
-        is_response: false,
-        empty_dims: Vec::new(),
-        gathered: None,
-        trim: None,
-        c_name: c_name(&info.name),
-        is_only_kept: false,
-    });
+    outputs.push(BoundOutput::new(info));
     outputs.len() - 1
 }
 

@@ -18,9 +18,9 @@ use stateful_convert::{
 };
 
 use super::bound::{BoundInput, BoundOutput, BoundState, RequestInput, Source, StepsMultiple};
-use super::error::BindingError;
+use super::error::{BindingError, bad};
 use super::model::Binding;
-use super::shapes::{find, is_batch};
+use super::shapes::is_batch;
 use crate::config::{
     Config, DeclaredState, INPUT_WINDOWS, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,
 };
@@ -64,7 +64,7 @@ impl Binding {
         };
         let of_output = |tensor: &TensorConfig| {
             let output = self.outputs.iter().find(|output| output.name == tensor.name)?;
-            let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output").ok()?;
+            let info = signature.output(&tensor.name)?;
             let is_state = pairs.iter().any(|pair| pair.output == tensor.name);
             let axis = output.batch_axis.filter(|_| !is_state && !info.dims.is_empty())?;
             Some(Batched { kind: Kind::Output, info, axis })
@@ -92,7 +92,7 @@ impl Binding {
         model: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(), E> {
         let marked = |tensor: &&TensorConfig| {
-            let info = signature.inputs.iter().find(|info| info.name == tensor.name)?;
+            let info = signature.input(&tensor.name)?;
             let is_fixed = |axis: &usize| tensor.dims[*axis] >= 0 && info.dims[*axis] < 0;
             let has_all = info.dims.len() == tensor.dims.len();
             let fixed = (0..info.dims.len()).find(|axis| has_all && is_fixed(axis))?;
@@ -284,7 +284,7 @@ impl Binding {
             "the {model} reads the inputs of a START, and a START may bring less than a window: give the states' initial \
              values in 'initial_states'"
         );
-        Err(BindingError::Parameter { parameter: INPUT_WINDOWS, value: entries.join(" "), why })
+        Err(bad(INPUT_WINDOWS, entries.join(" "), why))
     }
 
     /// Refuses a configuration without the initial states that the model's metadata names.
@@ -386,9 +386,7 @@ impl Binding {
         let infos = || signature.inputs.iter();
         let undeclared = infos().filter(|info| !is_given(&info.name)).filter_map(|info| {
             let state = self.states.iter().find(|state| self.inputs[state.input].name == info.name)?;
-            let next = &self.outputs[state.output].name;
-            let next = signature.outputs.iter().find(|output| output.name == *next);
-            Some(Undeclared { info, next, state })
+            Some(Undeclared { info, next: signature.output(&self.outputs[state.output].name), state })
         });
         let states: Vec<Undeclared> = undeclared.collect();
         let of_requests = |info: &&TensorInfo| self.request_inputs().any(|(input, _)| input.name == info.name);

@@ -3,7 +3,7 @@
 use rows::tensor::{DataType, Dims, WindowLayout};
 
 use super::chunks::BoundContext;
-use super::error::BindingError;
+use super::error::{BindingError, bad};
 use super::shapes::{INPUT, describe, is_batch, match_dims};
 use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};
 use crate::onnx::TensorInfo;
@@ -46,17 +46,10 @@ impl<'a> WrittenContext<'a> {
 
     /// Refuses padding along another axis: only one axis of a row can have more than the request.
     pub fn check_padding(&self, ragged_axis: Option<usize>) -> Result<(), BindingError> {
-        match ragged_axis {
-            Some(axis) if axis != self.axis => Err(BindingError::Parameter {
-                parameter: "padded_inputs",
-                value: self.written.input.clone(),
-                why: format!(
-                    "it is axis {axis}, and its input_context is along axis {}: they must be the same",
-                    self.axis
-                ),
-            }),
-            _ => Ok(()),
-        }
+        let Some(axis) = ragged_axis.filter(|&axis| axis != self.axis) else { return Ok(()) };
+        let why =
+            format!("it is axis {axis}, and its input_context is along axis {}: they must be the same", self.axis);
+        Err(bad("padded_inputs", &self.written.input, why))
     }
 
     /// The context of an input with these dims in the model.
@@ -75,11 +68,7 @@ impl<'a> WrittenContext<'a> {
             Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
                 Ok(BoundContext::new(axis, length, self.written.first, bytes))
             }
-            _ => Err(BindingError::Parameter {
-                parameter: "input_context",
-                value: self.written.to_string(),
-                why: self.cannot_be_kept(tensor, model, batch_axis),
-            }),
+            _ => Err(self.written.error(self.cannot_be_kept(tensor, model, batch_axis))),
         }
     }
 
@@ -101,6 +90,12 @@ impl<'a> WrittenContext<'a> {
         } else {
             format!("it has more bytes than an address can count, with {} in the model", Dims(model))
         }
+    }
+}
+
+impl Context {
+    fn error(&self, why: String) -> BindingError {
+        bad("input_context", self.to_string(), why)
     }
 }
 
@@ -132,12 +127,12 @@ impl Search<'_> {
         match (fixed.as_slice(), open.as_slice()) {
             (&[], &[axis]) if !self.config.is_batched() => self.check_only_open(axis),
             (&[axis], _) | (&[], &[axis]) => Ok(axis),
-            (&[], &[]) => Err(self.error(self.does_not_make(&(0..self.info.dims.len()).collect::<Vec<_>>()))),
+            (&[], &[]) => Err(self.written.error(self.does_not_make(&(0..self.info.dims.len()).collect::<Vec<_>>()))),
             (fixed, open) => {
                 let line = |&axis: &usize| context_line(&self.config.contexts, &self.written.input, axis);
                 let lines: Vec<_> = fixed.iter().chain(open).map(line).collect();
-                Err(self
-                    .error(format!("it fits more than one axis of the model's {model}: write {}", lines.join(" or "))))
+                let lines = lines.join(" or ");
+                Err(self.written.error(format!("it fits more than one axis of the model's {model}: write {lines}")))
             }
         }
     }
@@ -163,7 +158,7 @@ impl Search<'_> {
             format!("{} with dims {} of the input", line(axis), Dims(&sent))
         };
         let with_dims: Vec<String> = others.iter().map(with_dims).collect();
-        Err(self.error(format!(
+        Err(self.written.error(format!(
             "{} elements can stand along more than one axis of the model's {}: write {}, or {}",
             self.written.length,
             Dims(dims),
@@ -178,11 +173,11 @@ impl Search<'_> {
         let is_batch =
             |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], self.batch_symbol);
         if axis >= self.info.dims.len() {
-            Err(self.error(format!("the model's dims {model} have no axis {axis}")))
+            Err(self.written.error(format!("the model's dims {model} have no axis {axis}")))
         } else if is_batch(axis) {
-            Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
+            Err(self.written.error(format!("axis {axis} of the model's {model} is the batch: write another")))
         } else if !self.fits(axis) {
-            Err(self.error(self.does_not_make(&[axis])))
+            Err(self.written.error(self.does_not_make(&[axis])))
         } else {
             Ok(axis)
         }
@@ -249,10 +244,5 @@ impl Search<'_> {
             search.fits(axis).then_some(tensor.dims)
         };
         written(behind).or_else(|| written(whole))
-    }
-
-    fn error(&self, why: String) -> BindingError {
-        let value = self.written.to_string();
-        BindingError::Parameter { parameter: "input_context", value, why }
     }
 }

@@ -1,5 +1,7 @@
 //! What can be wrong between a model and its configuration.
 
+use std::borrow::Borrow;
+
 use rows::tensor::DataType;
 
 /// Why a model does not fit its configuration. `name` is the tensor's.
@@ -80,7 +82,12 @@ pub enum BindingError {
     Constant { name: String, value: String, why: String },
 }
 
-fn names(names: &[String]) -> String {
+/// An error about a parameter's value.
+pub(super) fn bad(parameter: &'static str, value: impl Into<String>, why: impl Into<String>) -> BindingError {
+    BindingError::Parameter { parameter, value: value.into(), why: why.into() }
+}
+
+pub(super) fn names<T: Borrow<str>>(names: &[T]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 

@@ -2,7 +2,7 @@
 
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::bound::{BoundControl, BoundInput, BoundState, Counter, Flag, RequestInput, Source};
+use super::bound::{BoundControl, BoundInput, BoundState, Counter, Flag, RequestInput, Source, row_dims};
 use super::elements::element_bytes;
 use super::error::BindingError;
 use super::requests::lengths_input;
@@ -44,10 +44,7 @@ impl<'a> Feeds<'a> {
 
     /// The inputs that requests carry.
     pub(super) fn of_requests(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> {
-        self.fed.iter().flatten().filter_map(|input| match &input.source {
-            Source::Request(request) => Some((input, request)),
-            _ => None,
-        })
+        self.fed.iter().flatten().filter_map(|input| Some((input, input.request()?)))
     }
 
     /// Whether an input of requests has an open batch dimension. If Triton puts no batch dimension in front, that is the
@@ -64,17 +61,12 @@ impl<'a> Feeds<'a> {
     }
 
     pub(super) fn add(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
-        match &self.fed[index] {
-            Some(known) => Err(BindingError::FedTwice {
-                name: input.name,
-                first: known.source.noun(),
-                second: input.source.noun(),
-            }),
-            None => {
-                self.fed[index] = Some(input);
-                Ok(())
-            }
+        if let Some(known) = &self.fed[index] {
+            let (first, second) = (known.source.noun(), input.source.noun());
+            return Err(BindingError::FedTwice { name: input.name, first, second });
         }
+        self.fed[index] = Some(input);
+        Ok(())
     }
 
     /// The inputs that are fed. Every input without a default must be. The indices of the others move up.
@@ -117,7 +109,7 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
     for padded in &config.ragged.inputs {
         let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
         let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
-        feeds.add(index, lengths_input(config, padded, info, of)?)?;
+        feeds.add(index, lengths_input(config, info, of)?)?;
     }
     Ok(())
 }
@@ -179,11 +171,7 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
         &[axis] if config.is_batched() => Some(axis),
         _ => return Err(error(format!("the model's dims {} are open", Dims(&info.dims)))),
     };
-    let mut row = info.dims.clone();
-    if let Some(axis) = batch_axis {
-        row[axis] = 1;
-    }
-    let wanted = element_count(&row).unwrap_or(usize::MAX);
+    let wanted = element_count(&row_dims(&info.dims, batch_axis)).unwrap_or(usize::MAX);
     if values.len() != wanted {
         return Err(error(format!("the model wants {wanted} elements, {}", Dims(&info.dims))));
     }

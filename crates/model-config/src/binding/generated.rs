@@ -9,7 +9,7 @@ use super::bound::{
     Source, StatePlace,
 };
 use super::elements::element_bytes;
-use super::error::BindingError;
+use super::error::{BindingError, bad, names};
 use super::feeds::Feeds;
 use super::shapes::{describe, is_batch};
 use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
@@ -174,11 +174,8 @@ impl Binder<'_> {
         let found = found.and_then(|(input, info)| Some((input, info, self.request_input(input)?.0)));
         let Some((input, info, fed)) = found else {
             let known: Vec<&str> = self.feeds.of_requests().map(|(input, _)| input.name.as_str()).collect();
-            return Err(self.error(format!(
-                "'{}' is no input that requests carry (there is {})",
-                of.name,
-                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-            )));
+            let known = names(&known);
+            return Err(self.error(format!("'{}' is no input that requests carry (there is {known})", of.name)));
         };
         // A model that Triton does not batch may have a batch dimension all the same.
         let named = || info.symbols.iter().position(|symbol| is_batch_name(symbol)).filter(|_| info.dims.len() > 1);
@@ -265,10 +262,7 @@ impl Binder<'_> {
 
     fn request_input(&self, index: usize) -> Option<(&BoundInput, &RequestInput)> {
         let input = self.feeds.fed(index)?;
-        match &input.source {
-            Source::Request(request) => Some((input, request)),
-            _ => None,
-        }
+        Some((input, input.request()?))
     }
 
     fn length_is_open(&self) -> BindingError {
@@ -282,8 +276,7 @@ impl Binder<'_> {
     }
 
     fn error(&self, why: String) -> BindingError {
-        let value = format!("{}={}", self.generated.input, self.generated.written);
-        BindingError::Parameter { parameter: GENERATED_INPUTS, value, why }
+        bad(GENERATED_INPUTS, format!("{}={}", self.generated.input, self.generated.written), why)
     }
 }
 

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use rows::strings::{self, Strings};
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::bound::{BoundState, Initial, InitialContent, RequestInput, Source};
+use super::bound::{BoundState, Initial, InitialContent, RequestInput};
 use super::elements::{element_bytes, read_npz};
-use super::error::BindingError;
+use super::error::{BindingError, names};
 use super::model::{Binding, OutputSpec, StepSpec, input_spec};
-use super::shapes::{agree, all_agree, check_type, describe};
+use super::shapes::{check_type, describe};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, agree, all_agree};
 
 impl Initial {
     /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For
@@ -27,12 +27,13 @@ impl Initial {
         // The model fixes the size of the other states.
         let limit = if dims.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
         let file = |file: &str| sources.files.get(file).map(Vec::as_slice).unwrap_or_default();
+        let value = |from: String| Value { name, from, data_type };
         if let Some(declaration) = declared
             && let Some(initial) = &declaration.initial
         {
             let row = dims;
             let dims = declared_dims(row, &initial.dims);
-            let source = Value { name, from: "its initial_state".to_owned(), data_type };
+            let source = value("its initial_state".to_owned());
             if !all_agree(row, &dims) {
                 let why = format!("its dims {} are not those of one sequence, {}", Dims(&initial.dims), Dims(row));
                 return Err(source.error(why));
@@ -46,31 +47,23 @@ impl Initial {
                 )));
             }
             let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
-            let source = Value { from: format!("file '{name_of_file}'"), ..source };
-            return source.read_bytes(&dims, file(name_of_file));
+            return value(format!("file '{name_of_file}'")).read_bytes(&dims, file(name_of_file));
         }
         match config.states.initial.iter().find(|(of, _)| of == name) {
-            Some((_, InitialValue::File(from))) => {
-                Value { name, from: format!("file '{from}'"), data_type }.read_bytes(dims, file(from))
-            }
+            Some((_, InitialValue::File(from))) => value(format!("file '{from}'")).read_bytes(dims, file(from)),
             Some((_, InitialValue::Array { file: from, name: array })) => {
                 let of = array.as_ref().map_or(String::new(), |array| format!(", array '{array}'"));
-                let source = Value { name, from: format!("file '{from}'{of}"), data_type };
-                source.read_array(dims, file(from), array.as_deref(), limit)
+                value(format!("file '{from}'{of}")).read_array(dims, file(from), array.as_deref(), limit)
             }
             Some((_, InitialValue::Metadata { keys, then_zeros })) => {
-                let from = format!("the model's metadata '{}'", keys.join("+"));
-                Value { name, from, data_type }.read_metadata(dims, keys, *then_zeros, &sources.metadata)
+                let source = value(format!("the model's metadata '{}'", keys.join("+")));
+                source.read_metadata(dims, keys, *then_zeros, &sources.metadata)
             }
-            Some((_, InitialValue::List(values))) => {
-                Value { name, from: INITIAL_STATES.to_owned(), data_type }.read_list(dims, values)
-            }
-            Some((_, InitialValue::Fill(value))) => {
-                Value { name, from: INITIAL_STATES.to_owned(), data_type }.fill(dims, value)
-            }
+            Some((_, InitialValue::List(values))) => value(INITIAL_STATES.to_owned()).read_list(dims, values),
+            Some((_, InitialValue::Fill(text))) => value(INITIAL_STATES.to_owned()).fill(dims, text),
             None if sources.defaults.contains_key(name) => {
                 let values: Vec<String> = sources.defaults[name].iter().map(f64::to_string).collect();
-                Value { name, from: "the model's initializer".to_owned(), data_type }.read_list(dims, &values)
+                value("the model's initializer".to_owned()).read_list(dims, &values)
             }
             None => {
                 let open = if declared.is_some() { 1 } else { 0 };
@@ -85,14 +78,17 @@ const INITIAL_STATES: &str = "parameter 'initial_states'";
 
 /// The dims of a row, from those of the declared initial state, which may leave the batch axis out.
 fn declared_dims(row: &[i64], initial: &[i64]) -> Vec<i64> {
-    if row.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial) && row.len() == initial.len() {
+    let fits = |row: &[i64]| {
+        row.len() == initial.len() && row.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial)
+    };
+    if fits(row) {
         return initial.to_vec();
     }
     // The dims agree without the batch axis. If that holds for several axes, each of them is 1.
     let without = |axis: &usize| {
         let mut rest = row.to_vec();
         rest.remove(*axis);
-        rest.len() == initial.len() && rest.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial)
+        fits(&rest)
     };
     let mut dims = initial.to_vec();
     if let Some(axis) = (0..row.len()).filter(|&axis| row[axis] == 1).find(without) {
@@ -168,8 +164,7 @@ impl Value<'_> {
         for key in keys {
             let Some(text) = metadata.get(key) else {
                 let known: Vec<String> = metadata.keys().map(|key| format!("'{key}'")).collect();
-                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                return Err(self.error(format!("the model has no metadata '{key}' (it has {known})")));
+                return Err(self.error(format!("the model has no metadata '{key}' (it has {})", names(&known))));
             };
             if has_gap(text) {
                 return Err(self.error(format!("metadata '{key}' has a comma without a number before it")));
@@ -315,10 +310,8 @@ fn model_error(info: &TensorInfo, why: String) -> BindingError {
 
 fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, BindingError> {
     let found = binding.inputs.iter().enumerate().find(|(_, input)| input.name == info.name);
-    let Some((index, input, request)) = found.and_then(|(index, input)| match &input.source {
-        Source::Request(request) if !request.optional => Some((index, input, request.clone())),
-        _ => None,
-    }) else {
+    let found = found.and_then(|(index, input)| Some((index, input, input.request()?.clone())));
+    let Some((index, input, request)) = found.filter(|(_, _, request)| !request.optional) else {
         let names: Vec<_> = binding.request_inputs().map(|(input, _)| input.name.as_str()).collect();
         return Err(model_error(
             info,

@@ -5,8 +5,7 @@ use rows::layout::SlotLayout;
 use rows::tensor::{DataType, StorageType, element_count};
 
 use super::bound::{
-    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput, Source,
-    StatePlace, TrimBy,
+    BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
 };
 use super::chunks::{BoundContext, BoundWindow};
 use super::error::BindingError;
@@ -125,9 +124,7 @@ impl Binding {
             needs_steps: None,
         })
     }
-}
 
-impl Binding {
     /// Sets the initial values of states; `None` leaves one as it is.
     pub fn set_initial(&mut self, initial: Vec<Option<Initial>>) {
         for (state, initial) in self.states.iter_mut().zip(initial) {
@@ -137,18 +134,13 @@ impl Binding {
 
     /// The inputs that requests carry, in their order.
     pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> + Clone {
-        self.inputs.iter().filter_map(|input| match &input.source {
-            Source::Request(request) => Some((input, request)),
-            _ => None,
-        })
+        self.inputs.iter().filter_map(|input| Some((input, input.request()?)))
     }
 
     /// The contexts, with the index of their input.
     pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> + Clone {
-        self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
-            Source::Request(request) => Some((index, request, request.context?)),
-            _ => None,
-        })
+        let requests = self.inputs.iter().enumerate().filter_map(|(index, input)| Some((index, input.request()?)));
+        requests.filter_map(|(index, request)| Some((index, request, request.context?)))
     }
 
     /// The windows, with their input.
@@ -173,23 +165,21 @@ impl Binding {
 
     /// Whether an input tells the model that a sequence starts.
     pub fn has_start_control(&self) -> bool {
-        let is_start =
-            |input: &BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
-        self.inputs.iter().any(is_start)
+        self.inputs.iter().any(|input| input.is_flag(Flag::Start))
     }
 
     /// Whether a sequence has states of varying size.
     pub fn has_varying_states(&self) -> bool {
-        self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
+        self.states.iter().any(|state| !state.is_in_slot())
     }
 
     /// Bytes of a row's states in a batch buffer.
     pub fn batch_bytes(&self) -> usize {
-        let layouts = self.states.iter().filter_map(|state| match state.place {
-            StatePlace::Slot(layout) => Some(layout.row_bytes()),
-            StatePlace::Beside(_) => None,
-        });
-        layouts.sum()
+        let bytes = |state: &BoundState| match state.place {
+            StatePlace::Slot(layout) => layout.row_bytes(),
+            StatePlace::Beside(_) => 0,
+        };
+        self.states.iter().map(bytes).sum()
     }
 
     /// The states of varying size, if their tensors may stay as ONNX Runtime makes them, which strings and states that
@@ -225,9 +215,7 @@ impl Binding {
 
     /// The dims of what one row of an input leaves as its context.
     pub fn context_dims(&self, input: usize, of: BoundContext) -> Vec<i64> {
-        let BoundInput { dims, batch_axis, .. } = &self.inputs[input];
-        let mut dims = dims.clone();
-        batch_axis.iter().for_each(|&axis| dims[axis] = 1);
+        let mut dims = self.inputs[input].row_dims();
         dims[of.axis] = of.length as i64;
         dims
     }
@@ -239,8 +227,7 @@ impl Binding {
 
     /// The dims of so many elements of one row of an input that is cut.
     pub fn left_dims(&self, input: &BoundInput, of: BoundWindow, elements: i64) -> Vec<i64> {
-        let mut dims = input.dims.clone();
-        input.batch_axis.iter().for_each(|&axis| dims[axis] = 1);
+        let mut dims = input.row_dims();
         dims[of.axis] = elements;
         dims
     }
@@ -292,7 +279,7 @@ impl Binding {
         if let Some(input) = strings {
             return Some(format!("'{}' has strings", input.name));
         }
-        let is_optional = |input: &&BoundInput| matches!(&input.source, Source::Request(request) if request.optional);
+        let is_optional = |input: &&BoundInput| input.request().is_some_and(|request| request.optional);
         if let Some(input) = self.inputs.iter().find(is_optional) {
             return Some(format!("'{}' is optional", input.name));
         }
@@ -406,11 +393,7 @@ fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
 /// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
 fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayout> {
     let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
-    let requests = inputs.iter_mut().filter_map(|input| match &mut input.source {
-        Source::Request(request) => Some(request),
-        _ => None,
-    });
-    for (position, request) in requests.enumerate() {
+    for (position, request) in inputs.iter_mut().filter_map(BoundInput::request_mut).enumerate() {
         request.position = position;
         if let Some(context) = &mut request.context {
             context.slot_entry = sizes.len();

@@ -2,12 +2,12 @@
 
 use rows::tensor::DataType;
 
-use super::bound::{BoundControl, BoundInput, BoundOutput, BoundState, Flag, ShapeForm, Source, fetched};
+use super::bound::{BoundInput, BoundOutput, BoundState, Flag, ShapeForm, Source, fetched};
 use super::elements::element_bytes;
-use super::error::BindingError;
-use super::shapes::{agree, describe};
+use super::error::{BindingError, bad};
+use super::shapes::describe;
 use crate::config::{Config, Feed, REPEAT, REPEAT_UNTIL, Stop};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, agree};
 
 /// What a step of a request gives to the next one, and what ends the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,20 +67,16 @@ fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<(), BindingE
     if config.windows.are_cut() {
         let why = "the model has 'input_windows', with which a request makes a step for each window that it brings: leave out \
                    one of the two";
-        return Err(error(REPEAT, written, why.to_owned()));
+        return Err(bad(REPEAT, written, why.to_owned()));
     }
-    let is_end =
-        |input: &&BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::End, .. }));
-    match inputs.iter().find(is_end) {
-        Some(input) if !config.repeat.until.is_empty() => Err(error(
-            REPEAT,
-            written,
-            format!(
-                "'{}' tells the model of END (CONTROL_SEQUENCE_END), but with 'repeat_until' the backend does not \
-                 know before a step whether it is the last: give the input a value in 'constant_inputs'",
-                input.name
-            ),
-        )),
+    match inputs.iter().find(|input| input.is_flag(Flag::End)) {
+        Some(BoundInput { name, .. }) if !config.repeat.until.is_empty() => {
+            let why = format!(
+                "'{name}' tells the model of END (CONTROL_SEQUENCE_END), but with 'repeat_until' the backend does not \
+                 know before a step whether it is the last: give the input a value in 'constant_inputs'"
+            );
+            Err(bad(REPEAT, written, why))
+        }
         _ => Ok(()),
     }
 }
@@ -93,7 +89,7 @@ fn bind_feed(
     states: &[BoundState],
     feed: &Feed,
 ) -> Result<BoundFeed, BindingError> {
-    let wrong = |why: String| error(REPEAT, feed.to_string(), why);
+    let wrong = |why: String| bad(REPEAT, feed.to_string(), why);
     let info = find_output(signature, outputs, states, &feed.output).map_err(wrong)?;
     let is_input = |input: &BoundInput| input.name == feed.input;
     let Some(index) = inputs.iter().position(is_input) else {
@@ -149,7 +145,7 @@ fn bind_stop(
     stop: &Stop,
 ) -> Result<BoundStop, BindingError> {
     let value = if stop.values.len() == 1 { stop.values[0].clone() } else { format!("[{}]", stop.values.join(", ")) };
-    let wrong = |why: String| error(REPEAT_UNTIL, format!("{}={value}", stop.output), why);
+    let wrong = |why: String| bad(REPEAT_UNTIL, format!("{}={value}", stop.output), why);
     let info = find_output(signature, outputs, states, &stop.output).map_err(wrong)?;
     let values = stop.values.iter().map(|text| element_bytes(info.data_type, text)).collect::<Result<Vec<_>, _>>();
     let values = values.map_err(|why| match info.data_type {
@@ -184,15 +180,11 @@ fn find_output<'a>(
             "output '{name}' is a state, which the next step reads anyway; if it is none, list its input under 'input'"
         ));
     }
-    signature.outputs.iter().find(|info| info.name == name).ok_or_else(|| {
-        if signature.inputs.iter().any(|info| info.name == name) {
+    signature.output(name).ok_or_else(|| {
+        if signature.input(name).is_some() {
             return format!("'{name}' is an input: the output stands first, '<<<output, input>>>'");
         }
         let known: Vec<&str> = signature.outputs.iter().map(|info| info.name.as_str()).collect();
         format!("the model has no output '{name}' (it has {})", known.join(", "))
     })
-}
-
-const fn error(parameter: &'static str, value: String, why: String) -> BindingError {
-    BindingError::Parameter { parameter, value, why }
 }

@@ -3,13 +3,13 @@
 
 use rows::tensor::{DataType, Dims};
 
-use super::bound::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, Trim, TrimBy, c_name, fetched};
+use super::bound::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, Trim, TrimBy, fetched};
 use super::context::WrittenContext;
-use super::error::BindingError;
-use super::shapes::{INPUT, all_agree, batch_of_elements, check_type, describe, empty_dims, find, match_dims};
+use super::error::{BindingError, bad};
+use super::shapes::{INPUT, batch_of_elements, check_type, describe, empty_dims, find, match_dims};
 use super::windows::{WrittenWindow, match_steps, without_steps};
 use crate::config::{Config, PaddedInput, PaddedOutput, TensorConfig};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, all_agree};
 
 /// Binds an input of requests; `has_default` says that the model has a value for it.
 pub(super) fn request_input(
@@ -30,13 +30,9 @@ pub(super) fn request_input(
     let (config, info) = (of_window.as_ref().unwrap_or(config), info.as_ref().unwrap_or(info_of_model));
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
     if context.is_some() && is_held {
-        return Err(BindingError::Parameter {
-            parameter: "held_inputs",
-            value: tensor.name.clone(),
-            why: "the input has an input_context, which would prepend the end of the kept elements to those elements: \
-                  take the input out of one of the two parameters"
-                .to_owned(),
-        });
+        let why = "the input has an input_context, which would prepend the end of the kept elements to those elements: \
+                   take the input out of one of the two parameters";
+        return Err(bad("held_inputs", &tensor.name, why));
     }
     // The model's dims without the context, as clients send them.
     let mut dims = info.dims.clone();
@@ -46,13 +42,9 @@ pub(super) fn request_input(
     let sent = window.as_ref().map_or_else(|| dims.clone(), |window| window.sent(&dims));
     let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent, &info.symbols, batch_symbol)?;
     if context.is_some() && form == ShapeForm::Unbatched && config.max_batch_size > 1 {
-        return Err(BindingError::Parameter {
-            parameter: "input_context",
-            value: tensor.name.clone(),
-            why: "the input has no batch dimension, so sequences that share a batch cannot each have a context: set \
-                  max_batch_size to 1"
-                .to_owned(),
-        });
+        let why = "the input has no batch dimension, so sequences that share a batch cannot each have a context: set \
+                   max_batch_size to 1";
+        return Err(bad("input_context", &tensor.name, why));
     }
     // Triton checks requests against a dimension that only the configuration fixes.
     let behind = dims.len().saturating_sub(tensor.dims.len());
@@ -122,19 +114,7 @@ pub(super) fn response_output(
     if let Some(gathered) = gathered {
         empty_dims = without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered);
     }
-    Ok(BoundOutput {
-        name: info.name.clone(),
-        data_type: info.data_type,
-        batch_axis,
-        form,
-        dims,
-        is_response: true,
-        empty_dims,
-        gathered,
-        trim: None,
-        c_name: c_name(&info.name),
-        is_only_kept: false,
-    })
+    Ok(BoundOutput { batch_axis, form, dims, is_response: true, empty_dims, gathered, ..BoundOutput::new(info) })
 }
 
 /// The dims, if all but the batch axis are known.
@@ -144,32 +124,30 @@ fn known_dims(dims: &[i64], batch_axis: Option<usize>) -> Option<Vec<i64>> {
 }
 
 /// Binds an input that takes the lengths of the rows of input number `of`.
-pub(super) fn lengths_input(
-    config: &Config,
-    padded: &PaddedInput,
-    info: &TensorInfo,
-    of: usize,
-) -> Result<BoundInput, BindingError> {
-    let batch_axis = lengths_axis(config, info).ok_or_else(|| BindingError::Parameter {
-        parameter: "padded_inputs",
-        value: padded.lengths.clone(),
-        why: format!(
-            "that input is {}, and lengths are whole numbers of 32 or 64 bits, one a row: [batch]",
-            describe(info.data_type, &info.dims)
-        ),
-    })?;
+pub(super) fn lengths_input(config: &Config, info: &TensorInfo, of: usize) -> Result<BoundInput, BindingError> {
+    let batch_axis = lengths_axis(config, info, "padded_inputs", "input")?;
     Ok(BoundInput::of_elements(info, batch_axis, Source::Lengths { of }))
 }
 
-/// The batch axis of a tensor of lengths; `None` if it cannot be one.
-fn lengths_axis(config: &Config, info: &TensorInfo) -> Option<Option<usize>> {
+/// The batch axis of a tensor of lengths, an input or an output as `side` says.
+fn lengths_axis(
+    config: &Config,
+    info: &TensorInfo,
+    parameter: &'static str,
+    side: &str,
+) -> Result<Option<usize>, BindingError> {
     let is_integer = matches!(info.data_type, DataType::Int32 | DataType::Int64);
-    batch_of_elements(config, info).filter(|_| is_integer)
+    batch_of_elements(config, info).filter(|_| is_integer).ok_or_else(|| {
+        let described = describe(info.data_type, &info.dims);
+        let why =
+            format!("that {side} is {described}, and lengths are whole numbers of 32 or 64 bits, one a row: [batch]");
+        bad(parameter, &info.name, why)
+    })
 }
 
 /// The axis along which rows may have different lengths: the one that is written, else the only open one.
 fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) -> Result<usize, BindingError> {
-    let error = |why: String| BindingError::Parameter { parameter: "padded_inputs", value: padded.input.clone(), why };
+    let error = |why: String| bad("padded_inputs", &padded.input, why);
     let is_open = |&axis: &usize| sent[axis] < 0 && batch_axis != Some(axis);
     let open: Vec<usize> = (0..sent.len()).filter(is_open).collect();
     match (padded.axis, open.as_slice()) {
@@ -186,11 +164,7 @@ fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) ->
 
 /// Pads no rows, because the new value of a state of varying size would depend on the padding.
 pub(super) fn forbid_padding(inputs: &mut [BoundInput]) {
-    for input in inputs {
-        if let Source::Request(request) = &mut input.source {
-            request.is_padded = false;
-        }
-    }
+    inputs.iter_mut().filter_map(BoundInput::request_mut).for_each(|request| request.is_padded = false);
 }
 
 /// Finds the part of each output that belongs to a row.
@@ -206,7 +180,7 @@ pub(super) fn bind_trims(
     let pads = inputs.iter().any(BoundInput::is_padded);
     let responses: Vec<usize> = (0..outputs.len()).filter(|&index| outputs[index].is_response).collect();
     for index in responses {
-        let Some(info) = signature.outputs.iter().find(|info| info.name == outputs[index].name) else { continue };
+        let Some(info) = signature.output(&outputs[index].name) else { continue };
         let listed = config.ragged.outputs.iter().find(|padded| padded.output == info.name);
         outputs[index].trim = match listed {
             Some(PaddedOutput { lengths: None, .. }) => None,
@@ -229,14 +203,7 @@ fn lengths_output(
     outputs: &mut Vec<BoundOutput>,
 ) -> Result<usize, BindingError> {
     let (_, info) = find(&signature.outputs, name, "'padded_outputs'", "output")?;
-    let batch_axis = lengths_axis(config, info).ok_or_else(|| BindingError::Parameter {
-        parameter: "padded_outputs",
-        value: name.to_owned(),
-        why: format!(
-            "that output is {}, and lengths are whole numbers of 32 or 64 bits, one a row: [batch]",
-            describe(info.data_type, &info.dims)
-        ),
-    })?;
+    let batch_axis = lengths_axis(config, info, "padded_outputs", "output")?;
     let index = fetched(outputs, info);
     outputs[index].batch_axis = batch_axis;
     Ok(index)
@@ -247,20 +214,17 @@ fn only_open_axis(output: &BoundOutput, info: &TensorInfo) -> Result<usize, Bind
     let open: Vec<usize> = (0..info.dims.len()).filter(is_open).collect();
     match open.as_slice() {
         &[axis] => Ok(axis),
-        _ => Err(BindingError::Parameter {
-            parameter: "padded_outputs",
-            value: info.name.clone(),
-            why: format!("the model's dims {} must have one open dimension besides the batch", Dims(&info.dims)),
-        }),
+        _ => {
+            let why = format!("the model's dims {} must have one open dimension besides the batch", Dims(&info.dims));
+            Err(bad("padded_outputs", &info.name, why))
+        }
     }
 }
 
 /// The axis of an output that has the name of a padded input's axis.
 fn as_long_as_an_input(signature: &Signature, inputs: &[BoundInput], info: &TensorInfo) -> Result<Trim, BindingError> {
-    let padded = inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
-        Source::Request(request) => Some((index, &input.name, request.ragged_axis?)),
-        _ => None,
-    });
+    let padded = inputs.iter().enumerate();
+    let padded = padded.filter_map(|(index, input)| Some((index, &input.name, input.request()?.ragged_axis?)));
     let symbol = |name: &str, axis: usize| {
         let of = signature.inputs.iter().chain(&signature.defaults).find(|info| info.name == name)?;
         Some(of.symbols[axis].as_str()).filter(|symbol| !symbol.is_empty())

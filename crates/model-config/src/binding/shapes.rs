@@ -6,7 +6,7 @@ use stateful_convert::is_batch_name;
 use super::bound::ShapeForm;
 use super::error::BindingError;
 use crate::config::{Config, TensorConfig};
-use crate::onnx::TensorInfo;
+use crate::onnx::{TensorInfo, all_agree};
 
 /// Checks the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 pub(super) fn match_dims(
@@ -127,11 +127,6 @@ pub(super) fn check_type(what: String, configured: DataType, model: DataType) ->
     if configured == model { Ok(()) } else { Err(BindingError::DataType { what, configured, model }) }
 }
 
-/// Whether two dimensions can be the same; an open one can be any.
-pub(super) const fn agree(a: i64, b: i64) -> bool {
-    a == b || a < 0 || b < 0
-}
-
 /// Whether a batch dimension of this length takes every batch that may come.
 pub(super) const fn batches(dim: i64, config: &Config) -> bool {
     dim < 0 || (dim == 1 && config.max_batch_size == 1)
@@ -144,8 +139,4 @@ pub(super) fn batch_of_elements(config: &Config, info: &TensorInfo) -> Option<Op
     let one_element = info.dims.iter().enumerate().all(|(axis, &dim)| dim <= 1 || Some(axis) == batch_axis);
     let has_room = batch_axis.map_or(config.max_batch_size <= 1, |axis| batches(info.dims[axis], config));
     (one_element && has_room).then_some(batch_axis)
-}
-
-pub(super) fn all_agree(a: &[i64], b: &[i64]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
 }

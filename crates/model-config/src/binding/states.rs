@@ -7,11 +7,11 @@ use super::bound::{
     BoundInput, BoundOutput, BoundState, Generated, GeneratedValue, GrowingAxis, Initial, NewLength, Source,
     StatePlace, fetched,
 };
-use super::error::BindingError;
+use super::error::{BindingError, bad};
 use super::feeds::Feeds;
-use super::shapes::{all_agree, batches, check_type, describe, empty_dims, find, is_batch};
+use super::shapes::{batches, check_type, describe, empty_dims, find, is_batch};
 use crate::config::{Config, DeclaredState, GROWING_PADDING, InitialSources, StateDims, StatePair, state_dims_line};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, all_agree};
 
 /// The two ends of a state in the model.
 #[derive(Clone, Copy)]
@@ -60,10 +60,10 @@ impl StateBinder<'_> {
     ) -> Result<Option<BoundState>, BindingError> {
         let declared = self.config.states.declaration(pair);
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
-        let has = |infos: &[TensorInfo], name: &str| infos.iter().any(|info| info.name == name);
-        let Signature { inputs, outputs: model_outputs, .. } = self.signature;
-        let fits = has(inputs, &pair.input) && has(model_outputs, &pair.output);
-        if !fits && has(model_outputs, &pair.input) && has(inputs, &pair.output) {
+        let takes = |name: &str| self.signature.input(name).is_some();
+        let gives = |name: &str| self.signature.output(name).is_some();
+        let fits = takes(&pair.input) && gives(&pair.output);
+        if !fits && gives(&pair.input) && takes(&pair.output) {
             let (input, output) = (pair.input.clone(), pair.output.clone());
             return Err(BindingError::Swapped { named_by, input, output });
         }
@@ -76,11 +76,7 @@ impl StateBinder<'_> {
         let (_, output_info) = find(&self.signature.outputs, &pair.output, named_by, "output")?;
         let ends = Ends { pair, input: info, output: output_info };
         let input = self.input(ends, declared, before.len())?;
-        let mut dims = input.dims.clone();
-        if let Some(axis) = input.batch_axis {
-            dims[axis] = 1;
-        }
-        let data_type = input.data_type;
+        let (dims, data_type) = (input.row_dims(), input.data_type);
         let state = BoundState {
             input: index,
             output: state_output(outputs, &input, ends.output),
@@ -154,7 +150,7 @@ impl StateBinder<'_> {
 
     /// The line for the states whose batch cannot be told.
     fn lines_to_write(&self) -> String {
-        let info = |pair: &StatePair| self.signature.inputs.iter().find(|info| info.name == pair.input);
+        let info = |pair: &StatePair| self.signature.input(&pair.input);
         let is_unclear = |info: &&TensorInfo| {
             self.config.states.written_dims(&info.name).is_none()
                 && matches!(self.find_batch_axis(info, None), Ok(BatchAxis::Unclear))
@@ -213,8 +209,7 @@ fn place(
     before: &[BoundState],
 ) -> Result<StatePlace, BindingError> {
     if dims.contains(&-1) || info.data_type == DataType::Bytes {
-        let beside = before.iter().filter(|state| matches!(state.place, StatePlace::Beside(_)));
-        return Ok(StatePlace::Beside(beside.count()));
+        return Ok(StatePlace::Beside(before.iter().filter(|state| !state.is_in_slot()).count()));
     }
     let layout = RowLayout::new(info.data_type, dims, batch_axis);
     layout.map(StatePlace::Slot).ok_or_else(|| state_error(info, "its size overflows"))
@@ -393,10 +388,10 @@ pub(super) fn bind_growing_padding(
     states: &mut [BoundState],
 ) -> Result<Option<GrowingPadding>, BindingError> {
     let Some(side) = config.states.growing_padding else { return Ok(None) };
-    let error = |why| BindingError::Parameter { parameter: GROWING_PADDING, value: side.to_string(), why };
+    let error = |why: String| bad(GROWING_PADDING, side.to_string(), why);
     let (masked, added) = mask(inputs).map_err(error)?;
     let symbol = |state: &BoundState, axis: usize| {
-        let info = signature.inputs.iter().find(|info| info.name == inputs[state.input].name);
+        let info = signature.input(&inputs[state.input].name);
         info.and_then(|info| info.symbols.get(axis)).map_or("", String::as_str)
     };
     let wanted = symbol(&states[masked.state], masked.axis).to_owned();

@@ -2,9 +2,9 @@
 
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
-use super::bound::{BoundControl, BoundInput, BoundOutput, Flag, ShapeForm, Source};
+use super::bound::{BoundInput, BoundOutput, Flag, ShapeForm, row_dims};
 use super::chunks::{BoundWindow, Gathered};
-use super::error::BindingError;
+use super::error::{BindingError, bad};
 use super::shapes::{INPUT, describe, match_dims};
 use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
 use crate::onnx::TensorInfo;
@@ -201,10 +201,10 @@ fn does_not_fit(
 
 fn error(config: &Config, why: String) -> BindingError {
     if !config.windows.are_cut() {
-        return BindingError::Parameter { parameter: REPEAT, value: config.repeat.to_string(), why };
+        return bad(REPEAT, config.repeat.to_string(), why);
     }
     let entries: Vec<String> = config.windows.inputs.iter().map(Window::to_string).collect();
-    BindingError::Parameter { parameter: INPUT_WINDOWS, value: entries.join(" "), why }
+    bad(INPUT_WINDOWS, entries.join(" "), why)
 }
 
 /// Finds how an answer has the steps of its request in an output: along its only open dimension, else along one of their
@@ -302,9 +302,8 @@ pub(super) fn bound_steps(
     if !config.windows.are_cut() && !config.repeat.is_any() {
         return Ok(MostSteps { steps: 1, answer_bytes: usize::MAX });
     }
-    let is_start =
-        |input: &&BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
-    if let Some(input) = inputs.iter().find(is_start).filter(|_| config.windows.are_cut()) {
+    let start = inputs.iter().find(|input| input.is_flag(Flag::Start));
+    if let Some(input) = start.filter(|_| config.windows.are_cut()) {
         let why = format!(
             "'{}' tells the model of START (CONTROL_SEQUENCE_START), but a START may make no step: give the states' \
              initial values in 'initial_states', and give the input the value for no START in 'constant_inputs'",
@@ -313,9 +312,7 @@ pub(super) fn bound_steps(
         return Err(error(config, why));
     }
     let bytes = |output: &BoundOutput| {
-        let dims = output.dims.as_ref()?;
-        let mut row = dims.clone();
-        output.batch_axis.iter().for_each(|&axis| row[axis] = 1);
+        let row = row_dims(output.dims.as_ref()?, output.batch_axis);
         element_count(&row)?.checked_mul(output.data_type.byte_size()?)
     };
     let of_step = outputs.iter().filter(|output| output.is_response).filter_map(bytes).fold(0, usize::saturating_add);
@@ -323,10 +320,9 @@ pub(super) fn bound_steps(
     let most = config.windows.most_steps.unwrap_or(most);
     match of_step.checked_mul(most) {
         Some(bytes) => Ok(MostSteps { steps: most, answer_bytes: bytes.max(MOST_ANSWER_BYTES) }),
-        None => Err(BindingError::Parameter {
-            parameter: MAX_STEPS,
-            value: most.to_string(),
-            why: "the outputs of so many steps have more bytes than an address can count".to_owned(),
-        }),
+        None => {
+            let why = "the outputs of so many steps have more bytes than an address can count";
+            Err(bad(MAX_STEPS, most.to_string(), why))
+        }
     }
 }

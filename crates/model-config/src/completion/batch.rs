@@ -142,7 +142,7 @@ pub fn is_unclear_batch(config: &PartialConfig, signature: &Signature, known: &K
     }
     let Some(symbol) = batch_symbol(&config.states, signature, known) else { return false };
     let says_so = |state: &StateDims| {
-        let info = signature.inputs.iter().find(|info| info.name == state.name);
+        let info = signature.input(&state.name);
         info.zip(state.batch_axis).is_some_and(|(info, axis)| info.symbols.get(axis).is_some_and(|name| name == symbol))
     };
     if is_batch_name(symbol) || config.states.dims.iter().any(says_so) {
@@ -209,7 +209,7 @@ impl BatchAxes {
             }
             // The output of a state has its batch where the input has it, whatever the model says.
             let pair = known.pairs.iter().find(|pair| pair.output == info.name);
-            let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
+            let state = pair.and_then(|pair| signature.input(&pair.input));
             match state {
                 Some(state) => of_state(state),
                 None => {

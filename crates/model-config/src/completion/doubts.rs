@@ -131,7 +131,7 @@ pub fn may_be_state(signature: &Signature, pairs: &[StatePair], taken: Taken) ->
         return None;
     }
     let described = |pair: &StatePair| {
-        let info = signature.inputs.iter().find(|info| info.name == pair.input);
+        let info = signature.input(&pair.input);
         let of = info.map_or(String::new(), |info| format!(" ({} {})", info.data_type, Dims(&info.dims)));
         format!("{pair}{of}")
     };
@@ -147,9 +147,9 @@ pub fn may_be_state(signature: &Signature, pairs: &[StatePair], taken: Taken) ->
 /// Warns of pairs that are written although another output has a name that fits the input better.
 pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     let better = |pair: &StatePair| {
-        let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
+        let input = signature.input(&pair.input)?;
         let of = |output: &TensorInfo| strength(&[], input, output);
-        let written = signature.outputs.iter().find(|info| info.name == pair.output)?;
+        let written = signature.output(&pair.output)?;
         let others = signature.outputs.iter().filter(|output| can_follow(input, output));
         let best = others.max_by_key(|output| of(output)).filter(|output| of(output) > of(written))?;
         Some(StatePair { input: pair.input.clone(), output: best.name.clone() })
@@ -170,8 +170,8 @@ pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
 /// Notes outputs that could be the next value of a state, where only one name of its pair says that it is one.
 pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     let other = |pair: &StatePair| {
-        let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
-        let output = signature.outputs.iter().find(|info| info.name == pair.output)?;
+        let input = signature.input(&pair.input)?;
+        let output = signature.output(&pair.output)?;
         let is_weak = strength(&[], input, output) == Some(OF_ONE_NAME);
         let fits = |info: &&TensorInfo| is_alike(info, input) && pairs.iter().all(|of| of.output != info.name);
         let left = signature.outputs.iter().find(fits).filter(|_| is_weak)?;
@@ -199,7 +199,7 @@ fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Ta
     }
     // Requests must carry something, and models have that first.
     if !leaves_input(signature, &[known, &found].concat(), taken) {
-        let of = |pair: &StatePair| signature.inputs.iter().find(|info| info.name == pair.input);
+        let of = |pair: &StatePair| signature.input(&pair.input);
         if let Some(first) = found.iter().position(|pair| of(pair).is_some_and(|info| !is_number(info))) {
             found.remove(first);
         }

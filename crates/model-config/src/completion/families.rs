@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::known_models::needed;
+use super::known_models::{has_tensors, needed};
 use crate::config::parameter_line;
 use crate::onnx::Signature;
 
@@ -168,14 +168,8 @@ impl KnownFamily {
 impl KnownGraph {
     /// The first file that has this signature. int8 graphs don't share runs, so others come first.
     fn file<'a>(&self, graphs: &'a [(String, Signature)]) -> Option<&'a (String, Signature)> {
-        let is = |signature: &Signature| {
-            let has = |(name, rank): (&String, &usize)| {
-                signature.inputs.iter().any(|info| info.name == *name && info.dims.len() == *rank)
-            };
-            let outputs = signature.output_names();
-            self.inputs.iter().all(has) && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
-        };
-        let mut fitting: Vec<_> = graphs.iter().filter(|(_, signature)| is(signature)).collect();
+        let is = |(_, signature): &&(String, Signature)| has_tensors(signature, &self.inputs, &self.outputs);
+        let mut fitting: Vec<_> = graphs.iter().filter(is).collect();
         fitting.sort_by_key(|(file, _)| (file.contains("int8"), file.as_str()));
         fitting.first().copied()
     }

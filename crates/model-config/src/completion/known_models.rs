@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::config::{PartialConfig, StateDims, parameter_line, state_dims_line, state_dims_text};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::Signature;
 
 const TABLE: &str = include_str!("../../../../assets/known-models.json");
 
@@ -74,27 +74,22 @@ impl Advice {
 pub fn needed(signature: &Signature) -> Vec<(String, String)> {
     let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
     let needs = known.iter().filter(|known| known.is(signature)).flat_map(|known| &known.needs);
-    let fitting = needs.filter(|need| input(signature, &need.input).is_some() && need.fits(signature));
+    let fitting = needs.filter(|need| signature.input(&need.input).is_some() && need.fits(signature));
     let written = |need: &Need| need.state_dims(signature).map_or_else(|| need.write.clone(), state_dims_text);
     fitting.map(|need| (need.parameter.clone(), written(need))).collect()
 }
 
 impl KnownModel {
     fn is(&self, signature: &Signature) -> bool {
-        let has_input = |(name, rank): (&String, &usize)| {
-            signature.inputs.iter().any(|info| info.name == *name && info.dims.len() == *rank)
-        };
-        let (inputs, outputs) = (signature.input_names(), signature.output_names());
+        let inputs = signature.input_names();
         let lacks_input = |name: &String| !inputs.contains(&name.as_str());
-        self.inputs.iter().all(has_input)
-            && self.without.iter().all(lacks_input)
-            && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
+        has_tensors(signature, &self.inputs, &self.outputs) && self.without.iter().all(lacks_input)
     }
 
     /// Whether the model's dims leave room for the window and its context, if the parameter is `input_windows`. The context is
     /// the one that is written, or else the one that users of the model need.
     fn window_fits(&self, need: &Need, config: &PartialConfig, signature: &Signature) -> bool {
-        let (Some(written), Some(info)) = (need.written(), input(signature, &need.input)) else { return false };
+        let (Some(written), Some(info)) = (need.written(), signature.input(&need.input)) else { return false };
         let Some(window) = written.windows.of(&need.input) else { return true };
         let needed = self.needs.iter().filter_map(Need::written).flat_map(|written| written.contexts);
         let mut contexts = config.contexts.iter().cloned().chain(needed);
@@ -129,7 +124,7 @@ impl Need {
 
     /// Whether the model's dims leave room for what is written: another export of the model may have fixed them.
     fn fits(&self, signature: &Signature) -> bool {
-        let (Some(written), Some(info)) = (self.written(), input(signature, &self.input)) else { return false };
+        let (Some(written), Some(info)) = (self.written(), signature.input(&self.input)) else { return false };
         if let Some(dims) = written.states.written_dims(&self.input) {
             return dims.dims.iter().zip(&info.dims).any(|(&written, &of_model)| written >= 0 && of_model < 0);
         }
@@ -149,7 +144,7 @@ impl Need {
     fn state_dims(&self, signature: &Signature) -> Option<Vec<StateDims>> {
         let mut needed = self.written()?.states.dims;
         for state in &mut needed {
-            let info = input(signature, &state.name)?;
+            let info = signature.input(&state.name)?;
             for (dim, &of_model) in state.dims.iter_mut().zip(&info.dims).filter(|(_, of_model)| **of_model >= 0) {
                 *dim = of_model;
             }
@@ -173,8 +168,10 @@ impl Need {
     }
 }
 
-fn input<'a>(signature: &'a Signature, name: &str) -> Option<&'a TensorInfo> {
-    signature.inputs.iter().find(|info| info.name == name)
+/// Whether a model has inputs of these names and ranks, and these outputs, among others.
+pub(super) fn has_tensors(signature: &Signature, inputs: &BTreeMap<String, usize>, outputs: &[String]) -> bool {
+    let has_input = |(name, rank): (&String, &usize)| signature.input(name).is_some_and(|of| of.dims.len() == *rank);
+    inputs.iter().all(has_input) && outputs.iter().all(|name| signature.output(name).is_some())
 }
 
 #[cfg(test)]
@@ -182,6 +179,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::onnx::TensorInfo;
     use rows::tensor::DataType;
 
     fn signature(inputs: &[(&str, usize)], outputs: &[&str]) -> Signature {

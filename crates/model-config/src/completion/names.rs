@@ -9,7 +9,7 @@ use stateful_convert::names::strength_of_names;
 pub use stateful_convert::names::{OF_ONE_NAME, is_never_state, says_state, side_stem};
 
 use crate::config::{PairPattern, StatePair, parameter_line};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, all_agree};
 
 /// The strength of a reading by a pattern that the user gave.
 pub const OF_USER: u8 = 3;
@@ -58,10 +58,8 @@ pub fn is_alike(a: &TensorInfo, b: &TensorInfo) -> bool {
 
 /// Whether an output can be the input of the next request.
 pub fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
-    let agree = |(&a, &b): (&i64, &i64)| a == b || a < 0 || b < 0;
     let is_unknown = output.dims.is_empty() && output.data_type != DataType::Bytes;
-    input.data_type == output.data_type
-        && (is_unknown || (input.dims.len() == output.dims.len() && input.dims.iter().zip(&output.dims).all(agree)))
+    input.data_type == output.data_type && (is_unknown || all_agree(&input.dims, &output.dims))
 }
 
 /// How strongly the names of an input and an output say that they are a state; `None` if they don't.

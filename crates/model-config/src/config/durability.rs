@@ -20,23 +20,18 @@ const PARAMETERS: [&str; 7] = [
     "state_store_ttl_ms",
 ];
 const TTL_MS: u64 = 3_600_000;
-const INTERVAL_MS: u64 = 1000;
+const INTERVAL: Duration = Duration::from_secs(1);
 const KEPT_ANSWER_BYTES: usize = 64 << 10;
 /// Half of what a store takes, so that there is room for a state.
 const MOST_KEPT_BYTES: usize = 256 << 20;
 
-/// The values of `durability`.
-const LEVELS: [(&str, Level); 4] =
-    [("none", Level::None), ("drain", Level::Drain), ("interval", Level::Interval), ("step", Level::Step)];
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Level {
-    /// Sequences end with their server.
-    None,
-    Drain,
-    Interval,
-    Step,
-}
+/// The values of `durability`. With `none`, sequences end with their server.
+const LEVELS: [(&str, Option<Durability>); 4] = [
+    ("none", None),
+    ("drain", Some(Durability::Drain)),
+    ("interval", Some(Durability::Interval(INTERVAL))),
+    ("step", Some(Durability::Step)),
+];
 
 /// When the steps of a sequence are saved (`durability`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,24 +88,24 @@ impl StateStore {
         let location = parameters.text("state_store").map(read).transpose()?;
         let level = parameters.choice("durability", &LEVELS)?;
         let interval = parameters.number("save_interval_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
-        if let Some(interval) = interval.filter(|_| level != Some(Level::Interval)) {
+        if let Some(interval) = interval.filter(|_| !matches!(level, Some(Some(Durability::Interval(_))))) {
             return Err(bad("save_interval_ms", interval, "it has an effect only with 'durability: interval'"));
         }
         let kept = parameters.number("max_kept_answer_bytes", 0usize..=MOST_KEPT_BYTES, "0 to 268435456 bytes")?;
-        if let Some(kept) = kept.filter(|_| level.is_some_and(|level| level != Level::Step)) {
+        if let Some(kept) = kept.filter(|_| level.is_some_and(|level| level != Some(Durability::Step))) {
             return Err(bad("max_kept_answer_bytes", kept, "it has an effect only with 'durability: step'"));
         }
         let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
         let is_required = parameters.flag("require_state_store", false)?;
         let replicas = parameters.number("replicas", 0u32.., "a number, 0 or more,")?.unwrap_or_default();
-        if is_decoupled && location.is_some() && level != Some(Level::None) {
+        if is_decoupled && location.is_some() && level != Some(None) {
             let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
                        before its last step is saved: leave one of the two out";
             return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
         }
         let by_server = by_server.filter(|_| !is_decoupled);
         let location = match (location.or_else(|| by_server.cloned()), level) {
-            (_, Some(Level::None)) | (None, None) => {
+            (_, Some(None)) | (None, None) => {
                 let needs = [("require_state_store", is_required), ("replicas", replicas > 0)];
                 let Some((name, _)) = needs.into_iter().find(|(_, needs)| *needs) else { return Ok(None) };
                 let why = "there is no store, or 'durability' is 'none': write parameter 'state_store', or \
@@ -138,12 +133,9 @@ impl StateStore {
             }
         }
         let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
-        let durability = match level {
-            Some(Level::Drain) => Durability::Drain,
-            Some(Level::Interval) => {
-                Durability::Interval(Duration::from_millis(interval.unwrap_or(INTERVAL_MS)).min(YEAR))
-            }
-            Some(Level::Step | Level::None) | None => Durability::Step,
+        let durability = match (level.flatten(), interval) {
+            (_, Some(interval)) => Durability::Interval(Duration::from_millis(interval).min(YEAR)),
+            (level, None) => level.unwrap_or(Durability::Step),
         };
         let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
         Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }.with_replicas().map(Some)

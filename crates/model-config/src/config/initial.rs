@@ -59,7 +59,18 @@ impl InitialSources {
         files: impl Iterator<Item = (&'a str, &'a str)>,
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        Ok(Self { files: read(repository, files)?, metadata: metadata.clone(), defaults: BTreeMap::new() })
+        let folder = repository.join(FOLDER);
+        let read = |(state, name): (&str, &str)| {
+            let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
+                state: state.to_owned(),
+                file: name.to_owned(),
+                dir: folder.clone(),
+                why,
+            });
+            Ok::<_, ConfigError>((name.to_owned(), content?))
+        };
+        let files = files.map(read).collect::<Result<_, _>>()?;
+        Ok(Self { files, metadata: metadata.clone(), defaults: BTreeMap::new() })
     }
 }
 
@@ -135,24 +146,6 @@ fn metadata(text: &str) -> InitialValue {
 
 const ZEROS: &str = "zeros";
 
-/// Reads files: pairs of a state's name, for errors, and the name of its file.
-fn read<'a>(
-    repository: &Path,
-    files: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<BTreeMap<String, Vec<u8>>, ConfigError> {
-    let folder = repository.join(FOLDER);
-    let read = |(state, name): (&str, &str)| {
-        let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
-            state: state.to_owned(),
-            file: name.to_owned(),
-            dir: folder.clone(),
-            why,
-        });
-        Ok((name.to_owned(), content?))
-    };
-    files.map(read).collect()
-}
-
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if !inside {
@@ -195,8 +188,8 @@ mod tests {
         std::fs::create_dir_all(repository.join(FOLDER)).unwrap();
         std::fs::write(repository.join(FOLDER).join("a"), "abc").unwrap();
         std::fs::write(repository.join("secret"), "abc").unwrap();
-        let read = |name: &str| read(&repository, std::iter::once(("state", name)));
-        assert_eq!(read("a").unwrap()["a"], b"abc");
+        let read = |name: &str| InitialSources::read(&repository, std::iter::once(("state", name)), &BTreeMap::new());
+        assert_eq!(read("a").unwrap().files["a"], b"abc");
         std::fs::File::create(repository.join(FOLDER).join("huge")).unwrap().set_len(1 << 42).unwrap();
         std::os::unix::fs::symlink("/dev/zero", repository.join(FOLDER).join("endless")).unwrap();
         let pipe = std::process::Command::new("mkfifo").arg(repository.join(FOLDER).join("pipe")).status().unwrap();

@@ -181,7 +181,13 @@ impl SessionOptions {
                 return Err(field("optimization.graph.level", level.to_string(), allowed));
             }
         };
-        check_accelerators(optimization)?;
+        if let Some(accelerator) = optimization.execution_accelerators.cpu_execution_accelerator.first() {
+            return Err(field(
+                "optimization.execution_accelerators.cpu_execution_accelerator",
+                format!("'{}'", accelerator.name),
+                "this backend has no accelerator for the CPU: remove it",
+            ));
+        }
         let arena_shrinkage = parameters.text(ARENA_SHRINKAGE).map(str::to_owned);
         if let Some(arenas) =
             arena_shrinkage.as_deref().filter(|arenas| !arenas.split(';').all(|arena| arena.contains(':')))
@@ -235,18 +241,6 @@ impl fmt::Display for GraphOptimization {
             Self::All => "all",
         })
     }
-}
-
-fn check_accelerators(optimization: &Optimization) -> Result<(), ConfigError> {
-    let accelerators = &optimization.execution_accelerators;
-    if let Some(accelerator) = accelerators.cpu_execution_accelerator.first() {
-        return Err(field(
-            "optimization.execution_accelerators.cpu_execution_accelerator",
-            format!("'{}'", accelerator.name),
-            "this backend has no accelerator for the CPU: remove it",
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

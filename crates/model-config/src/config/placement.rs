@@ -105,31 +105,19 @@ pub(super) fn slot_limits(
     let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
     // For sequences that core already sends while an earlier one with their id still has its slot.
     let reserve = scheduling.candidates.saturating_mul(instances);
+    if !is_lazy {
+        let next_slab = max_batch_size.max(SMALLEST_RESERVE_SLAB);
+        return Ok((SlotLimits { reserve, next_slab, ..SlotLimits::all_at_once(capacity) }, reason));
+    }
     let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
-    let first_slab = size("initial_buffer_size")?;
-    let next_slab = size("subsequent_buffer_size")?;
-    let grow_below = size("buffer_alloc_threshold")?;
-    let shrink_above = size("buffer_dealloc_threshold")?;
-    let (first_slab, next_slab, grow_below, shrink_above) = match (first_slab, next_slab, grow_below, shrink_above) {
-        (None, None, None, None) => {
-            let next_slab = max_batch_size.max(SMALLEST_RESERVE_SLAB);
-            return Ok((SlotLimits { reserve, next_slab, ..SlotLimits::all_at_once(capacity) }, reason));
-        }
-        (Some(first), Some(next), Some(grow), Some(shrink)) => (first, next, grow, shrink),
-        (first, next, grow, _) => {
-            let name = match (first, next, grow) {
-                (None, ..) => "initial_buffer_size",
-                (_, None, _) => "subsequent_buffer_size",
-                (.., None) => "buffer_alloc_threshold",
-                _ => "buffer_dealloc_threshold",
-            };
-            return Err(ConfigError::MissingParameter {
-                name,
-                why: "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
-                      'buffer_dealloc_threshold' are given all four or not at all"
-                    .to_owned(),
-            });
-        }
+    let sizes: Vec<Option<usize>> = LAZY_SIZES.into_iter().map(size).collect::<Result<_, _>>()?;
+    let [Some(first_slab), Some(next_slab), Some(grow_below), Some(shrink_above)] = sizes[..] else {
+        return Err(ConfigError::MissingParameter {
+            name: LAZY_SIZES[sizes.iter().take_while(|size| size.is_some()).count()],
+            why: "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
+                  'buffer_dealloc_threshold' are given all four or not at all"
+                .to_owned(),
+        });
     };
     let first_slab = first_slab.min(capacity);
     let limits = SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above };

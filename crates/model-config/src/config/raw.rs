@@ -38,168 +38,142 @@ impl<'de> Deserialize<'de> for Int {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ModelConfig {
-    pub name: String,
-    pub max_batch_size: Int,
-    pub default_model_filename: String,
-    pub input: Vec<Tensor>,
-    pub output: Vec<Tensor>,
-    pub instance_group: Vec<InstanceGroup>,
-    pub sequence_batching: Option<SequenceBatching>,
-    pub dynamic_batching: Option<DynamicBatching>,
-    pub response_cache: ResponseCache,
-    pub model_warmup: Vec<IgnoredAny>,
-    pub ensemble_scheduling: Option<IgnoredAny>,
-    pub model_transaction_policy: TransactionPolicy,
-    pub optimization: Optimization,
-    pub parameters: BTreeMap<String, Parameter>,
+/// Messages of Triton's protobuf schema. A field that is not written has protobuf's default.
+macro_rules! messages {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, Deserialize)]
+        #[serde(default)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+    )*};
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct DynamicBatching {
-    pub priority_levels: Int,
-    pub preserve_ordering: bool,
-}
+messages! {
+    ModelConfig {
+        name: String,
+        max_batch_size: Int,
+        default_model_filename: String,
+        input: Vec<Tensor>,
+        output: Vec<Tensor>,
+        instance_group: Vec<InstanceGroup>,
+        sequence_batching: Option<SequenceBatching>,
+        dynamic_batching: Option<DynamicBatching>,
+        response_cache: ResponseCache,
+        model_warmup: Vec<IgnoredAny>,
+        ensemble_scheduling: Option<IgnoredAny>,
+        model_transaction_policy: TransactionPolicy,
+        optimization: Optimization,
+        parameters: BTreeMap<String, Parameter>,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ResponseCache {
-    pub enable: bool,
-}
+    DynamicBatching {
+        priority_levels: Int,
+        preserve_ordering: bool,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Tensor {
-    pub name: String,
-    pub data_type: String,
-    pub dims: Vec<Int>,
-    pub reshape: Option<Reshape>,
-    pub optional: bool,
-}
+    ResponseCache {
+        enable: bool,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Reshape {
-    pub shape: Vec<Int>,
-}
+    Tensor {
+        name: String,
+        data_type: String,
+        dims: Vec<Int>,
+        reshape: Option<Reshape>,
+        optional: bool,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct InstanceGroup {
-    pub count: Int,
-    pub kind: String,
-    pub gpus: Vec<Int>,
-    pub rate_limiter: RateLimiter,
-}
+    Reshape {
+        shape: Vec<Int>,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct RateLimiter {
-    pub resources: Vec<IgnoredAny>,
-}
+    InstanceGroup {
+        count: Int,
+        kind: String,
+        gpus: Vec<Int>,
+        rate_limiter: RateLimiter,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct TransactionPolicy {
-    pub decoupled: bool,
-}
+    RateLimiter {
+        resources: Vec<IgnoredAny>,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Optimization {
-    pub graph: GraphOptimization,
-    pub execution_accelerators: Accelerators,
-}
+    TransactionPolicy {
+        decoupled: bool,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct GraphOptimization {
-    pub level: Int,
-}
+    Optimization {
+        graph: GraphOptimization,
+        execution_accelerators: Accelerators,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Accelerators {
-    pub gpu_execution_accelerator: Vec<Accelerator>,
-    pub cpu_execution_accelerator: Vec<Accelerator>,
-}
+    GraphOptimization {
+        level: Int,
+    }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Accelerator {
-    pub name: String,
-    pub parameters: BTreeMap<String, String>,
-}
+    Accelerators {
+        gpu_execution_accelerator: Vec<Accelerator>,
+        cpu_execution_accelerator: Vec<Accelerator>,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct SequenceBatching {
-    pub max_sequence_idle_microseconds: Int,
-    pub oldest: Option<Oldest>,
-    pub direct: Option<Direct>,
-    pub control_input: Vec<ControlInput>,
-    pub state: Vec<State>,
-    pub iterative_sequence: bool,
-}
+    Accelerator {
+        name: String,
+        parameters: BTreeMap<String, String>,
+    }
 
-/// Triton prints the dims of a state as numbers and those of its initial state as strings.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct State {
-    pub input_name: String,
-    pub output_name: String,
-    pub data_type: String,
-    pub dims: Vec<Int>,
-    pub initial_state: Vec<InitialState>,
-}
+    SequenceBatching {
+        max_sequence_idle_microseconds: Int,
+        oldest: Option<Oldest>,
+        direct: Option<Direct>,
+        control_input: Vec<ControlInput>,
+        state: Vec<State>,
+        iterative_sequence: bool,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct InitialState {
-    pub data_type: String,
-    pub dims: Vec<Int>,
-    pub zero_data: Option<bool>,
-    pub data_file: Option<String>,
-}
+    /// Triton prints the dims of a state as numbers and those of its initial state as strings.
+    State {
+        input_name: String,
+        output_name: String,
+        data_type: String,
+        dims: Vec<Int>,
+        initial_state: Vec<InitialState>,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Oldest {
-    pub max_candidate_sequences: Int,
-    pub preferred_batch_size: Vec<Int>,
-    pub max_queue_delay_microseconds: Int,
-}
+    InitialState {
+        data_type: String,
+        dims: Vec<Int>,
+        zero_data: Option<bool>,
+        data_file: Option<String>,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Direct {
-    pub max_queue_delay_microseconds: Int,
-}
+    Oldest {
+        max_candidate_sequences: Int,
+        preferred_batch_size: Vec<Int>,
+        max_queue_delay_microseconds: Int,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ControlInput {
-    pub name: String,
-    pub control: Vec<Control>,
-}
+    Direct {
+        max_queue_delay_microseconds: Int,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Control {
-    pub kind: String,
-    pub int32_false_true: Vec<i32>,
-    pub fp32_false_true: Vec<f32>,
-    pub bool_false_true: Vec<bool>,
-    pub data_type: String,
-}
+    ControlInput {
+        name: String,
+        control: Vec<Control>,
+    }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Parameter {
-    pub string_value: String,
+    Control {
+        kind: String,
+        int32_false_true: Vec<i32>,
+        fp32_false_true: Vec<f32>,
+        bool_false_true: Vec<bool>,
+        data_type: String,
+    }
+
+    Parameter {
+        string_value: String,
+    }
 }
 
 /// A count or a time, which cannot be negative.

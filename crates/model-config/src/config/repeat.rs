@@ -52,10 +52,7 @@ impl fmt::Display for Feed {
 
 impl Repeat {
     pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
-        let feeds = match parameters.text(REPEAT) {
-            Some(text) => feeds(text)?,
-            None => Vec::new(),
-        };
+        let feeds = parameters.text(REPEAT).map(feeds).transpose()?.unwrap_or_default();
         match parameters.text(REPEAT_UNTIL) {
             None => Ok(Self { feeds, until: Vec::new() }),
             Some(text) if feeds.is_empty() => {

@@ -38,19 +38,13 @@ pub struct Windows {
 
 impl Windows {
     pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
-        let inputs = match parameters.text(INPUT_WINDOWS) {
-            Some(text) => windows(text)?,
-            None => Vec::new(),
-        };
+        let inputs = parameters.text(INPUT_WINDOWS).map(windows).transpose()?.unwrap_or_default();
         let most_steps = parameters.number(MAX_STEPS, 1..=1usize << 32, "a number of steps from 1 to 4294967296")?;
-        match most_steps {
-            Some(steps) if inputs.is_empty() && parameters.text(REPEAT).is_none() => Err(bad(
-                MAX_STEPS,
-                steps.to_string(),
-                "it needs 'input_windows' or 'repeat': without these, a request is one step",
-            )),
-            most_steps => Ok(Self { inputs, most_steps }),
+        if let Some(steps) = most_steps.filter(|_| inputs.is_empty() && parameters.text(REPEAT).is_none()) {
+            let why = "it needs 'input_windows' or 'repeat': without these, a request is one step";
+            return Err(bad(MAX_STEPS, steps, why));
         }
+        Ok(Self { inputs, most_steps })
     }
 
     /// Whether requests have any number of steps.

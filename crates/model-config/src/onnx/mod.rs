@@ -8,5 +8,5 @@ mod signature;
 mod source;
 
 pub use nodes::{BatchScale, Nodes, Recurrence, unrepeatable};
-pub use signature::{Signature, TensorInfo};
+pub use signature::{Signature, TensorInfo, agree, all_agree};
 pub use source::{ModelSource, without_weights};

@@ -123,11 +123,15 @@ fn batch_scale(model: &ModelProto) -> Option<BatchScale> {
     Some(BatchScale { node: first.label().to_owned(), operator: first.op_type().to_owned(), nodes: found.len() })
 }
 
+/// The nodes of a model's graph and of its functions, without those of graphs within them.
+fn nodes(model: &ModelProto) -> impl Iterator<Item = &NodeProto> {
+    let of_functions = model.functions.iter().flat_map(|function| &function.node);
+    model.graph.iter().flat_map(|graph| &graph.node).chain(of_functions)
+}
+
 /// The first node with one of these operators, also in graphs within graphs and in functions.
 fn first(model: &ModelProto, operators: &[&str]) -> Option<String> {
-    let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    let of_functions = model.functions.iter().flat_map(|function| &function.node);
-    let node = nodes.chain(of_functions).find_map(|node| first_in(node, operators))?;
+    let node = nodes(model).find_map(|node| first_in(node, operators))?;
     Some(format!("node '{}' ({})", node.label(), node.op_type()))
 }
 
@@ -213,8 +217,7 @@ fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &m
 
 /// The first node that a graph would not repeat.
 fn first_lost(model: &ModelProto) -> Option<String> {
-    let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    nodes.chain(model.functions.iter().flat_map(|function| &function.node)).find_map(what_is_lost)
+    nodes(model).find_map(what_is_lost)
 }
 
 fn what_is_lost(node: &NodeProto) -> Option<String> {

@@ -53,6 +53,16 @@ impl Signature {
         shared
     }
 
+    /// The input of this name that has no default.
+    pub fn input(&self, name: &str) -> Option<&TensorInfo> {
+        self.inputs.iter().find(|info| info.name == name)
+    }
+
+    /// The output of this name.
+    pub fn output(&self, name: &str) -> Option<&TensorInfo> {
+        self.outputs.iter().find(|info| info.name == name)
+    }
+
     /// Names of what the model takes, also of what it has a value of its own for.
     pub fn input_names(&self) -> Vec<&str> {
         self.inputs.iter().chain(&self.defaults).map(|info| info.name.as_str()).collect()
@@ -78,6 +88,16 @@ impl TensorInfo {
         };
         if is_made_up(symbol) || ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
     }
+}
+
+/// Whether two dimensions can be the same; an open one can be any.
+pub const fn agree(a: i64, b: i64) -> bool {
+    a == b || a < 0 || b < 0
+}
+
+/// Whether the dims of two tensors can be the same.
+pub fn all_agree(a: &[i64], b: &[i64]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
 }
 
 #[cfg(test)]

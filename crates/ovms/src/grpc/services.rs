@@ -85,10 +85,10 @@ impl PredictionService for Services {
         let spec = request.model_spec.clone().unwrap_or_default();
         let run = async {
             if request.model_spec.is_none() {
-                return Err(Failure::new(Code::InvalidArgument, "model_spec missing in request"));
+                return Err(Failure::invalid("model_spec missing in request"));
             }
             if request.metadata_field != [SIGNATURE_DEF] {
-                return Err(Failure::new(Code::InvalidArgument, "Invalid signature name"));
+                return Err(Failure::invalid("Invalid signature name"));
             }
             let signature = self.gateway.ask_signature(&spec.name, version(&spec)).await?;
             let any = prost_types::Any {

@@ -256,37 +256,29 @@ impl Model {
         self.check_stateful()?;
         self.check_shape()?;
         self.check_refused()?;
-        let mut parameters = BTreeMap::from([("stateful", "true".to_owned())]);
-        if let Some(cleanup) = self.idle_sequence_cleanup {
-            parameters.insert("idle_sequence_cleanup", cleanup.to_string());
-        }
-        if let Some(low_latency) = self.low_latency_transformation {
-            parameters.insert("low_latency_transformation", low_latency.to_string());
-        }
-        if let Some(number) = self.max_sequence_number {
-            if !(1..=u64::from(u32::MAX)).contains(&number) {
-                return Err(format!("max_sequence_number is {number}: 1 to {}", u32::MAX));
-            }
-            parameters.insert("max_sequence_number", number.to_string());
-        }
-        if let Some(minutes) = cleaner_minutes {
-            parameters.insert("sequence_cleaner_poll_wait_minutes", minutes.to_string());
+        let sequences = self.max_sequence_number;
+        if let Some(number) = sequences.filter(|number| !(1..=u64::from(u32::MAX)).contains(number)) {
+            return Err(format!("max_sequence_number is {number}: 1 to {}", u32::MAX));
         }
         let plugin = Plugin::read(self.plugin_config.unwrap_or_default())?;
         let nireq = self.nireq.filter(|nireq| *nireq > 0);
-        if let Some(workers) = [nireq, plugin.streams].into_iter().flatten().min() {
-            if workers > WORKERS_MAX {
-                return Err(format!("nireq and NUM_STREAMS ask for {workers} threads: at most {WORKERS_MAX}"));
-            }
-            parameters.insert("worker_count", workers.to_string());
+        let workers = [nireq, plugin.streams].into_iter().flatten().min();
+        if let Some(workers) = workers.filter(|workers| *workers > WORKERS_MAX) {
+            return Err(format!("nireq and NUM_STREAMS ask for {workers} threads: at most {WORKERS_MAX}"));
         }
-        if let Some(threads) = plugin.threads {
-            parameters.insert("intra_op_thread_count", threads.to_string());
-        }
+        let parameters = [
+            ("stateful", Some("true".to_owned())),
+            ("idle_sequence_cleanup", self.idle_sequence_cleanup.map(|cleanup| cleanup.to_string())),
+            ("low_latency_transformation", self.low_latency_transformation.map(|low_latency| low_latency.to_string())),
+            ("max_sequence_number", sequences.map(|number| number.to_string())),
+            ("sequence_cleaner_poll_wait_minutes", cleaner_minutes.map(|minutes| minutes.to_string())),
+            ("worker_count", workers.map(|workers| workers.to_string())),
+            ("intra_op_thread_count", plugin.threads.map(|threads| threads.to_string())),
+        ];
         Ok(Entry {
             base_path: base_path(self.base_path.as_deref().unwrap_or(""), folder)?,
             policy: self.model_version_policy.unwrap_or_default(),
-            parameters,
+            parameters: parameters.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
             device_given: self.target_device.is_some(),
         })
     }

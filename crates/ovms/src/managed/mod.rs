@@ -155,7 +155,7 @@ impl Inner {
         let mut models = self.models.lock().await;
         let source = self.source.clone();
         let read = tokio::task::spawn_blocking(move || source.read()).await;
-        let configuration = match read.map_err(|error| error.to_string()).and_then(|read| read) {
+        let configuration = match read.map_err(|error| error.to_string()).flatten() {
             Ok(configuration) => configuration,
             Err(error) => {
                 models.log(Level::Error, BTreeSet::from([format!("{error}; the models stay as they are")]));

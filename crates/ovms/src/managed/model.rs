@@ -44,14 +44,11 @@ impl Model {
     /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has changed.
     pub async fn update(&mut self, triton: &Triton, name: &str, folder: &Path, entry: Entry, asked: bool) -> bool {
         let (of_entry, model) = (entry.clone(), name.to_owned());
-        let found = match spawn_blocking(move || repository::find(&model, &of_entry)).await {
-            Ok(Ok(found)) => found,
-            Ok(Err(problem)) => {
+        let found = spawn_blocking(move || repository::find(&model, &of_entry)).await;
+        let found = match found.map_err(|error| error.to_string()).flatten() {
+            Ok(found) => found,
+            Err(problem) => {
                 self.entry_is_wrong(problem);
-                return false;
-            }
-            Err(error) => {
-                self.entry_is_wrong(error.to_string());
                 return false;
             }
         };
@@ -158,23 +155,15 @@ impl Model {
         {
             warn!("model '{name}' can't be unloaded: {failure}");
         }
-        let path = folder.to_owned();
-        log_failed(folder, spawn_blocking(move || repository::remove(&path)).await);
+        remove(folder).await;
         served.is_some()
     }
 
     /// Makes the folder match what Triton serves again.
     async fn restore(&self, folder: &Path) {
-        match &self.served {
-            Some(served) => {
-                if let Err(error) = write(served, folder, false).await {
-                    warn!("{error}");
-                }
-            }
-            None => {
-                let path = folder.to_owned();
-                log_failed(folder, spawn_blocking(move || repository::remove(&path)).await);
-            }
+        let Some(served) = &self.served else { return remove(folder).await };
+        if let Err(error) = write(served, folder, false).await {
+            warn!("{error}");
         }
     }
 }
@@ -186,17 +175,14 @@ pub fn in_base_path(text: &str, folder: &Path, base_path: &Path) -> String {
 
 async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {
     let (wanted, path): (_, PathBuf) = (wanted.clone(), folder.to_owned());
-    let written = spawn_blocking(move || wanted.write(&path, anew)).await;
-    let error = match written {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) => error.to_string(),
-        Err(error) => error.to_string(),
-    };
-    Err(format!("cannot write {}: {error}", folder.display()))
+    let written = spawn_blocking(move || wanted.write(&path, anew).map_err(|error| error.to_string())).await;
+    let written = written.map_err(|error| error.to_string()).flatten();
+    written.map_err(|error| format!("cannot write {}: {error}", folder.display()))
 }
 
-fn log_failed(folder: &Path, removed: Result<std::io::Result<()>, tokio::task::JoinError>) {
-    if let Ok(Err(error)) = removed {
+async fn remove(folder: &Path) {
+    let path = folder.to_owned();
+    if let Ok(Err(error)) = spawn_blocking(move || repository::remove(&path)).await {
         warn!("cannot remove {}: {error}", folder.display());
     }
 }

@@ -90,13 +90,10 @@ fn find_file(name: &str, entry: &Entry) -> Result<Found, String> {
     // The names that exporters give to external data begin with the file's: model.onnx.data, model.onnx_data.
     let files = names(folder)?.into_iter().filter(|other| other.starts_with(file) && folder.join(other).is_file());
     let links: BTreeMap<_, _> = files.map(|file| (file.clone(), folder.join(file))).collect();
-    let mut stamps = BTreeMap::new();
-    for path in links.values() {
-        stamps.insert(path.clone(), stamp(path)?);
-    }
+    let files = links.values().map(|path| Ok((path.clone(), stamp(path)?))).collect::<Result<_, String>>()?;
     Ok(Found {
         config: pbtxt::config(name, entry, None)?,
-        versions: BTreeMap::from([(1, Version { links: Links::Files(links), files: stamps })]),
+        versions: BTreeMap::from([(1, Version { links: Links::Files(links), files })]),
         left_out: BTreeMap::new(),
         others: Version::default(),
     })
@@ -256,10 +253,8 @@ impl Wanted {
     /// any time in the folder has grown, so config.pbtxt, which counts for no version, always gets the newest one.
     pub fn write(&self, folder: &Path, anew: bool) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let mut wanted: BTreeMap<String, &Links> = BTreeMap::new();
-        for (number, version) in &self.versions {
-            wanted.insert(number.to_string(), &version.links);
-        }
+        let wanted = self.versions.iter().map(|(number, version)| (number.to_string(), &version.links));
+        let wanted: BTreeMap<String, &Links> = wanted.collect();
         let others = match &self.others.links {
             Links::Files(files) => files.clone(),
             Links::Folder(_) => BTreeMap::new(),

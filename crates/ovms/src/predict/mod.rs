@@ -102,20 +102,14 @@ async fn attempt(
 }
 
 fn special_tensors(sequence: Option<Sequence>, signature: &Signature) -> Tensors {
-    let mut tensors = Vec::new();
-    if let (Some(Sequence { id, control }), Some(shape)) = (sequence, &signature.special_shape) {
-        if id != 0 {
-            let content = Bytes::copy_from_slice(&id.to_le_bytes());
-            let tensor = Tensor { data_type: DataType::Uint64, shape: shape.clone(), content };
-            tensors.push((SEQUENCE_ID.to_owned(), tensor));
-        }
-        if control != 0 {
-            let content = Bytes::copy_from_slice(&control.to_le_bytes());
-            let tensor = Tensor { data_type: DataType::Uint32, shape: shape.clone(), content };
-            tensors.push((SEQUENCE_CONTROL_INPUT.to_owned(), tensor));
-        }
-    }
-    tensors
+    let (Some(Sequence { id, control }), Some(shape)) = (sequence, &signature.special_shape) else { return Vec::new() };
+    let tensor = |name: &str, data_type, value: &[u8]| {
+        let content = Bytes::copy_from_slice(value);
+        (name.to_owned(), Tensor { data_type, shape: shape.clone(), content })
+    };
+    let id = (id != 0).then(|| tensor(SEQUENCE_ID, DataType::Uint64, &id.to_le_bytes()));
+    let control = (control != 0).then(|| tensor(SEQUENCE_CONTROL_INPUT, DataType::Uint32, &control.to_le_bytes()));
+    id.into_iter().chain(control).collect()
 }
 
 fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<ModelInferRequest, Failure> {
@@ -125,8 +119,7 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
             continue;
         }
         if !signature.outputs.iter().any(|output| output.name == *name) {
-            let text = format!("Missing output with specific name - output_filter: {name}");
-            return Err(Failure::new(Code::InvalidArgument, text));
+            return Err(Failure::invalid(format!("Missing output with specific name - output_filter: {name}")));
         }
         outputs.push(InferRequestedOutputTensor { name: name.clone() });
     }

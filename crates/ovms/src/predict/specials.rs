@@ -1,7 +1,5 @@
 //! The two special inputs, `sequence_id` and `sequence_control_input`, checked as OVMS checks them.
 
-use tonic::Code;
-
 use crate::failure::Failure;
 
 /// The input with the id of the sequence, and the output with it.
@@ -45,25 +43,15 @@ impl Specials {
 
     /// In OVMS's order: the id's shape and value, those of the control, the control's meaning, the id's presence.
     pub fn check(&self) -> Result<Sequence, Failure> {
-        let id = match &self.sequence_id {
-            Some(special) => {
-                let text = "Could not find sequence id in expected tensor proto field uint64_val";
-                special.check(SEQUENCE_ID, text)?
-            }
-            None => 0,
-        };
-        let control = match &self.control {
-            Some(special) => {
-                let text = "Could not find sequence control input in expected tensor proto field uint32_val";
-                special.check(SEQUENCE_CONTROL_INPUT, text)?
-            }
-            None => 0,
-        };
+        let text = "Could not find sequence id in expected tensor proto field uint64_val";
+        let id = self.sequence_id.as_ref().map_or(Ok(0), |special| special.check(SEQUENCE_ID, text))?;
+        let text = "Could not find sequence control input in expected tensor proto field uint32_val";
+        let control = self.control.as_ref().map_or(Ok(0), |special| special.check(SEQUENCE_CONTROL_INPUT, text))?;
         if control > END {
-            return Err(invalid("Unexpected value of sequence control input"));
+            return Err(Failure::invalid("Unexpected value of sequence control input"));
         }
         if control != START && id == 0 {
-            return Err(invalid("Sequence ID has not been provided in request inputs"));
+            return Err(Failure::invalid("Sequence ID has not been provided in request inputs"));
         }
         Ok(Sequence { id, control })
     }
@@ -71,18 +59,14 @@ impl Specials {
 
 impl<T: Copy> Special<T> {
     fn check(&self, name: &str, no_value: &str) -> Result<T, Failure> {
-        let wrong = |what: &str| invalid(&format!("{what} - Required shape for {name} is: (1)"));
+        let wrong = |what: &str| Failure::invalid(format!("{what} - Required shape for {name} is: (1)"));
         match self.shape[..] {
-            [] => Err(invalid("Special input proto does not contain tensor shape information")),
-            [1] => self.value.ok_or_else(|| invalid(no_value)),
+            [] => Err(Failure::invalid("Special input proto does not contain tensor shape information")),
+            [1] => self.value.ok_or_else(|| Failure::invalid(no_value)),
             [_] => Err(wrong("Invalid input shape")),
             _ => Err(wrong("Invalid number of shape dimensions")),
         }
     }
-}
-
-fn invalid(text: &str) -> Failure {
-    Failure::new(Code::InvalidArgument, text)
 }
 
 #[cfg(test)]
@@ -98,7 +82,7 @@ mod tests {
 
     fn message(specials: &Specials) -> String {
         let failure = specials.check().unwrap_err();
-        assert_eq!(failure.code, Code::InvalidArgument);
+        assert_eq!(failure.code, tonic::Code::InvalidArgument);
         failure.message
     }
 

@@ -144,7 +144,7 @@ impl Values {
             DataType::Fp16 => float(json, f16::from_le_bytes(self.next()).to_f32()),
             DataType::Bf16 => float(json, bf16::from_le_bytes(self.next()).to_f32()),
             DataType::Fp32 => float(json, f32::from_le_bytes(self.next())),
-            DataType::Fp64 => double(json, f64::from_le_bytes(self.next())),
+            DataType::Fp64 => float(json, f64::from_le_bytes(self.next())),
             DataType::Bytes => {
                 let string = self.strings.next().unwrap_or_default();
                 match std::str::from_utf8(&string) {
@@ -170,31 +170,14 @@ fn push(json: &mut String, value: impl std::fmt::Display) {
     let _ = write!(json, "{value}");
 }
 
-fn float(json: &mut String, value: f32) {
-    if value.is_finite() {
-        // With a point or an exponent, and as many digits as the number needs.
-        let _ = write!(json, "{value:?}");
-    } else {
-        json.push_str(not_finite(value.into()));
-    }
-}
-
-fn double(json: &mut String, value: f64) {
-    if value.is_finite() {
-        let _ = write!(json, "{value:?}");
-    } else {
-        json.push_str(not_finite(value));
-    }
-}
-
-/// JSON has no such numbers. TensorFlow Serving writes them all the same, and Python reads them.
-fn not_finite(value: f64) -> &'static str {
-    if value.is_nan() {
-        "NaN"
-    } else if value > 0.0 {
-        "Infinity"
-    } else {
-        "-Infinity"
+fn float<T: Into<f64> + std::fmt::Debug + Copy>(json: &mut String, value: T) {
+    // JSON has no numbers that aren't finite. TensorFlow Serving writes them all the same, and Python reads them.
+    match value.into() {
+        f64::INFINITY => json.push_str("Infinity"),
+        f64::NEG_INFINITY => json.push_str("-Infinity"),
+        wide if wide.is_nan() => json.push_str("NaN"),
+        // With a point or an exponent, and as many digits as the number needs in its own type.
+        _ => _ = write!(json, "{value:?}"),
     }
 }
 

@@ -86,20 +86,14 @@ impl Elements {
     fn number<E: Error>(&mut self, number: Number) -> Result<(), E> {
         match self.data_type {
             DataType::Bool => return Err(E::custom("a number instead of true or false")),
-            DataType::Uint8 => self.content.put_u8(number.whole(|value| value as u8, 0, u8::MAX.into())?),
-            DataType::Uint16 => self.content.put_u16_le(number.whole(|value| value as u16, 0, u16::MAX.into())?),
-            DataType::Uint32 => self.content.put_u32_le(number.whole(|value| value as u32, 0, u32::MAX.into())?),
-            DataType::Uint64 => self.content.put_u64_le(number.whole(|value| value as u64, 0, u64::MAX.into())?),
-            DataType::Int8 => self.content.put_i8(number.whole(|value| value as i8, i8::MIN.into(), i8::MAX.into())?),
-            DataType::Int16 => {
-                self.content.put_i16_le(number.whole(|value| value as i16, i16::MIN.into(), i16::MAX.into())?);
-            }
-            DataType::Int32 => {
-                self.content.put_i32_le(number.whole(|value| value as i32, i32::MIN.into(), i32::MAX.into())?);
-            }
-            DataType::Int64 => {
-                self.content.put_i64_le(number.whole(|value| value as i64, i64::MIN.into(), i64::MAX.into())?);
-            }
+            DataType::Uint8 => self.content.put_u8(number.whole()?),
+            DataType::Uint16 => self.content.put_u16_le(number.whole()?),
+            DataType::Uint32 => self.content.put_u32_le(number.whole()?),
+            DataType::Uint64 => self.content.put_u64_le(number.whole()?),
+            DataType::Int8 => self.content.put_i8(number.whole()?),
+            DataType::Int16 => self.content.put_i16_le(number.whole()?),
+            DataType::Int32 => self.content.put_i32_le(number.whole()?),
+            DataType::Int64 => self.content.put_i64_le(number.whole()?),
             DataType::Fp16 => self.content.put_u16_le(f16::from_f64(number.float()).to_bits()),
             DataType::Bf16 => self.content.put_u16_le(bf16::from_f64(number.float()).to_bits()),
             DataType::Fp32 => self.content.put_f32_le(number.float() as f32),
@@ -119,7 +113,7 @@ impl Elements {
 }
 
 impl Number {
-    fn whole<T, E: Error>(self, cast: impl Fn(i128) -> T, min: i128, max: i128) -> Result<T, E> {
+    fn whole<T: TryFrom<i128>, E: Error>(self) -> Result<T, E> {
         let value = match self {
             Self::Signed(value) => value.into(),
             Self::Unsigned(value) => value.into(),
@@ -127,11 +121,7 @@ impl Number {
             Self::Float(value) if value.fract() == 0.0 => value as i128,
             Self::Float(value) => return Err(E::custom(format_args!("{value} is not a whole number"))),
         };
-        if (min..=max).contains(&value) {
-            Ok(cast(value))
-        } else {
-            Err(E::custom(format_args!("{value} is out of range")))
-        }
+        T::try_from(value).map_err(|_| E::custom(format_args!("{value} is out of range")))
     }
 
     fn float(self) -> f64 {

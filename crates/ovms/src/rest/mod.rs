@@ -127,7 +127,7 @@ async fn read(body: Incoming) -> Result<Bytes, Failure> {
             let text = format!("the body has more than {BODY_BYTES_MAX} bytes");
             Err(Failure::new(Code::ResourceExhausted, text))
         }
-        Err(error) => Err(Failure::new(Code::InvalidArgument, format!("the body could not be read: {error}"))),
+        Err(error) => Err(Failure::invalid(format!("the body could not be read: {error}"))),
     }
 }
 

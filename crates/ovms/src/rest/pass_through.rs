@@ -36,8 +36,8 @@ pub async fn answer(
         return Err(Failure::managed_models());
     }
     let authority = gateway.triton.http();
-    *request.uri_mut() = at(authority, request.uri())
-        .map_err(|error| Failure::new(Code::InvalidArgument, format!("Invalid request URL: {error}")))?;
+    *request.uri_mut() =
+        at(authority, request.uri()).map_err(|error| Failure::invalid(format!("Invalid request URL: {error}")))?;
     *request.version_mut() = Version::HTTP_11;
     remove_hop_by_hop(request.headers_mut());
     request.headers_mut().remove(HOST);

@@ -89,7 +89,7 @@ fn version(text: &str) -> Result<Version, Failure> {
 }
 
 fn invalid_url() -> Failure {
-    Failure::new(Code::InvalidArgument, "Invalid request URL")
+    Failure::invalid("Invalid request URL")
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use tonic::Code;
 
 use super::array::{self, BASE64_KEY};
 use crate::failure::Failure;
@@ -67,11 +66,11 @@ impl<'a> Request<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self, Failure> {
         let not_json = |error: serde_json::Error| {
             // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
-            Failure::new(Code::InvalidArgument, format!("{NOT_JSON} - Error: {error}"))
+            Failure::invalid(format!("{NOT_JSON} - Error: {error}"))
         };
         let value: &RawValue = serde_json::from_slice(body).map_err(not_json)?;
         if !value.get().starts_with('{') {
-            return Err(invalid(NO_OBJECT));
+            return Err(Failure::invalid(NO_OBJECT));
         }
         match serde_json::from_str(value.get()).map_err(not_json)? {
             Body { instances: Some(instances), inputs: None } => {
@@ -80,7 +79,7 @@ impl<'a> Request<'a> {
             Body { instances: None, inputs: Some(inputs) } => {
                 Ok(Self { format: Format::Column, values: Values::of_inputs(inputs)? })
             }
-            Body { .. } => Err(invalid(UNKNOWN_ORDER)),
+            Body { .. } => Err(Failure::invalid(UNKNOWN_ORDER)),
         }
     }
 
@@ -93,8 +92,8 @@ impl<'a> Request<'a> {
     pub fn tensors(&self, signature: &Signature) -> Result<Tensors, Failure> {
         match &self.values {
             Values::Unnamed(value) => {
-                let [input] = &signature.inputs[..] else { return Err(invalid(NOT_ONE_INPUT)) };
-                let data_type = input.data_type.ok_or_else(|| invalid(BAD_PRECISION))?;
+                let [input] = &signature.inputs[..] else { return Err(Failure::invalid(NOT_ONE_INPUT)) };
+                let data_type = input.data_type.ok_or_else(|| Failure::invalid(BAD_PRECISION))?;
                 let tensor = array::tensor(data_type, value).map_err(|error| self.bad(&input.name, &error))?;
                 Ok(vec![(input.name.clone(), tensor)])
             }
@@ -106,7 +105,7 @@ impl<'a> Request<'a> {
                 let mut rows = tensors.iter().map(|(_, tensor)| tensor.shape.first());
                 let first = rows.next();
                 if self.format == Format::Row && rows.any(|rows| Some(rows) != first) {
-                    return Err(invalid(BATCH_SIZES_DIFFER));
+                    return Err(Failure::invalid(BATCH_SIZES_DIFFER));
                 }
                 Ok(tensors)
             }
@@ -115,7 +114,7 @@ impl<'a> Request<'a> {
 
     fn tensor(&self, name: &str, values: &[&RawValue], signature: &Signature) -> Result<Tensor, Failure> {
         let input = signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
-        let data_type = input.data_type.ok_or_else(|| invalid(BAD_PRECISION))?;
+        let data_type = input.data_type.ok_or_else(|| Failure::invalid(BAD_PRECISION))?;
         let tensor = match (self.format, values) {
             (Format::Column, [value]) => array::tensor(data_type, value),
             (_, values) => array::tensor_of_rows(data_type, values),
@@ -145,28 +144,29 @@ impl<'a> Request<'a> {
 
     fn bad(&self, name: &str, error: &dyn fmt::Display) -> Failure {
         let text = if self.format == Format::Row { BAD_INSTANCE } else { BAD_INPUT };
-        invalid(&format!("{text} - input '{name}': {error}"))
+        Failure::invalid(format!("{text} - input '{name}': {error}"))
     }
 }
 
 impl<'a> Values<'a> {
     fn of_instances(instances: &'a RawValue) -> Result<Self, Failure> {
         if !instances.get().starts_with('[') {
-            return Err(invalid(INSTANCES_NOT_AN_ARRAY));
+            return Err(Failure::invalid(INSTANCES_NOT_AN_ARRAY));
         }
         let rows: Vec<&RawValue> =
-            serde_json::from_str(instances.get()).map_err(|_| invalid(INSTANCES_NOT_AN_ARRAY))?;
-        let Some(first) = rows.first() else { return Err(invalid(NO_INSTANCES)) };
+            serde_json::from_str(instances.get()).map_err(|_| Failure::invalid(INSTANCES_NOT_AN_ARRAY))?;
+        let Some(first) = rows.first() else { return Err(Failure::invalid(NO_INSTANCES)) };
         if !is_named(first) {
             let is_null = first.get() == "null";
-            return if is_null { Err(invalid(NEITHER_NAMED_NOR_NOT)) } else { Ok(Self::Unnamed(instances)) };
+            return if is_null { Err(Failure::invalid(NEITHER_NAMED_NOR_NOT)) } else { Ok(Self::Unnamed(instances)) };
         }
         let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
         let mut places = HashMap::new();
         for row in rows {
-            let Members(members) = serde_json::from_str(row.get()).map_err(|_| invalid(INSTANCE_NOT_AN_OBJECT))?;
+            let Members(members) =
+                serde_json::from_str(row.get()).map_err(|_| Failure::invalid(INSTANCE_NOT_AN_OBJECT))?;
             if members.is_empty() {
-                return Err(invalid(BAD_INSTANCE));
+                return Err(Failure::invalid(BAD_INSTANCE));
             }
             for (name, value) in members {
                 let place = *places.entry(name.clone()).or_insert(named.len());
@@ -181,20 +181,21 @@ impl<'a> Values<'a> {
 
     fn of_inputs(inputs: &'a RawValue) -> Result<Self, Failure> {
         if inputs.get() == "null" {
-            return Err(invalid(INPUTS_NOT_AN_OBJECT));
+            return Err(Failure::invalid(INPUTS_NOT_AN_OBJECT));
         }
         if !is_named(inputs) {
             return Ok(Self::Unnamed(inputs));
         }
-        let Members(members) = serde_json::from_str(inputs.get()).map_err(|_| invalid(INPUTS_NOT_AN_OBJECT))?;
+        let Members(members) =
+            serde_json::from_str(inputs.get()).map_err(|_| Failure::invalid(INPUTS_NOT_AN_OBJECT))?;
         if members.is_empty() {
-            return Err(invalid(NO_INPUTS));
+            return Err(Failure::invalid(NO_INPUTS));
         }
         let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
         let mut names = HashSet::new();
         for (name, value) in members {
             if !names.insert(name.clone()) {
-                return Err(invalid(&format!("{BAD_INPUT} - input '{name}' is there twice")));
+                return Err(Failure::invalid(format!("{BAD_INPUT} - input '{name}' is there twice")));
             }
             named.push((name, vec![value]));
         }
@@ -214,10 +215,6 @@ fn is_named(value: &RawValue) -> bool {
         },
         Err(_) => true,
     }
-}
-
-fn invalid(text: &str) -> Failure {
-    Failure::new(Code::InvalidArgument, text)
 }
 
 /// The members of an object, in order, with their values as text.

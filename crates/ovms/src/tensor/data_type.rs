@@ -26,23 +26,7 @@ pub const fn tensorflow(data_type: DataType) -> TensorFlow {
 
 /// From the number in `TensorProto.dtype`. References and quantised types have no counterpart.
 pub fn from_tensorflow(number: i32) -> Option<DataType> {
-    Some(match TensorFlow::try_from(number).ok()? {
-        TensorFlow::DtBool => DataType::Bool,
-        TensorFlow::DtUint8 => DataType::Uint8,
-        TensorFlow::DtUint16 => DataType::Uint16,
-        TensorFlow::DtUint32 => DataType::Uint32,
-        TensorFlow::DtUint64 => DataType::Uint64,
-        TensorFlow::DtInt8 => DataType::Int8,
-        TensorFlow::DtInt16 => DataType::Int16,
-        TensorFlow::DtInt32 => DataType::Int32,
-        TensorFlow::DtInt64 => DataType::Int64,
-        TensorFlow::DtHalf => DataType::Fp16,
-        TensorFlow::DtBfloat16 => DataType::Bf16,
-        TensorFlow::DtFloat => DataType::Fp32,
-        TensorFlow::DtDouble => DataType::Fp64,
-        TensorFlow::DtString => DataType::Bytes,
-        TensorFlow::DtInvalid => return None,
-    })
+    DataType::all().find(|data_type| tensorflow(*data_type) as i32 == number)
 }
 
 #[cfg(test)]

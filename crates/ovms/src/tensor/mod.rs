@@ -58,7 +58,7 @@ pub fn element_count(shape: &[i64]) -> Option<usize> {
 /// Appends a string as Triton has it in a content.
 pub fn put_string(content: &mut BytesMut, string: &[u8]) -> Result<(), Failure> {
     let Ok(length) = u32::try_from(string.len()) else {
-        return Err(Failure::new(tonic::Code::InvalidArgument, "Invalid string input - a string of 4 GiB or more"));
+        return Err(Failure::invalid("Invalid string input - a string of 4 GiB or more"));
     };
     content.reserve(string.len() + 4);
     content.put_u32_le(length);

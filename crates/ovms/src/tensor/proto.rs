@@ -1,7 +1,6 @@
 //! Reads and writes TensorFlow's `TensorProto`.
 
 use bytes::{Bytes, BytesMut};
-use tonic::Code;
 
 use super::data_type::{from_tensorflow, tensorflow};
 use super::{DataType, Tensor, element_count, put_string};
@@ -42,9 +41,7 @@ impl Tensor {
     /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
     /// single value there stands for all elements, within what `expansion` has left.
     pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
-        let wrong = |text: &str, details: String| {
-            Failure::new(Code::InvalidArgument, format!("{text} - {details}; input name: {name}"))
-        };
+        let wrong = |text: &str, details: String| Failure::invalid(format!("{text} - {details}; input name: {name}"));
         let data_type = from_tensorflow(proto.dtype)
             .ok_or_else(|| wrong("Invalid input precision", format!("DataType {} is not supported", proto.dtype)))?;
         let shape = dimensions(proto.tensor_shape.as_ref());

@@ -63,15 +63,8 @@ impl<R> Scheduler<R> {
         sequence.requests.push_back(Queued::Request(request, begins));
         sequence.queued += 1;
         self.queued += 1;
-        match sequence.phase {
-            Phase::Idle => {
-                sequence.phase = Phase::Ready;
-                let worker = sequence.worker;
-                self.workers[worker].run(lane);
-                Ok(Some(worker))
-            }
-            Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning | Phase::LookedUp => Ok(None),
-        }
+        let is_idle = sequence.phase == Phase::Idle;
+        Ok(is_idle.then(|| sequence.get_ready(lane, &mut self.workers)))
     }
 
     /// With [`OnDuplicateStart::Restart`], a START that is refused also ends the live sequence with its id. Otherwise the
@@ -292,8 +285,7 @@ impl<R> Scheduler<R> {
         {
             sequence.requests.pop_front();
             if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
-                clone_of.phase = Phase::Ready;
-                self.workers[clone_of.worker].run(clone);
+                clone_of.get_ready(clone, &mut self.workers);
             }
         }
     }
@@ -349,8 +341,6 @@ impl<R> Scheduler<R> {
         if sequence.requests.is_empty() {
             return None;
         }
-        sequence.phase = Phase::Ready;
-        self.workers[worker].run(lane);
-        Some(worker)
+        Some(sequence.get_ready(lane, &mut self.workers))
     }
 }

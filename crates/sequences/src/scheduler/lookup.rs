@@ -90,10 +90,7 @@ impl<R> Scheduler<R> {
     /// A sequence was entered in the store. `wake` gets its worker.
     pub fn entered(&mut self, lane: u32, wake: &mut Vec<usize>) {
         let Some(sequence) = self.sequences.get_mut(&lane).filter(|of| of.phase == Phase::LookedUp) else { return };
-        sequence.phase = Phase::Ready;
-        let worker = sequence.worker;
-        self.workers[worker].run(lane);
-        wake.push(worker);
+        wake.push(sequence.get_ready(lane, &mut self.workers));
     }
 
     /// A sequence leaves for another server: at once if it is idle, else when its request has run. `wake` gets its worker,
@@ -158,10 +155,8 @@ impl<R> Scheduler<R> {
         if !self.elsewhere.remove(&lane) {
             return self.not_found(lane, now, wake);
         }
-        (sequence.phase, sequence.has_state) = (Phase::Ready, true);
-        let worker = sequence.worker;
-        self.workers[worker].run(lane);
-        wake.push(worker);
+        sequence.has_state = true;
+        wake.push(sequence.get_ready(lane, &mut self.workers));
         Vec::new()
     }
 

@@ -101,6 +101,15 @@ struct Sequence<R> {
     leaves: bool,
 }
 
+impl<R> Sequence<R> {
+    /// Adds it to the queue of its worker, and returns that worker.
+    fn get_ready(&mut self, lane: u32, workers: &mut [Worker]) -> usize {
+        self.phase = Phase::Ready;
+        workers[self.worker].run(lane);
+        self.worker
+    }
+}
+
 struct Worker {
     /// What it has to do, in this order.
     queue: VecDeque<Task>,
@@ -385,8 +394,7 @@ impl<R> Scheduler<R> {
             self.begin_clones(lane);
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             if !sequence.requests.is_empty() {
-                sequence.phase = Phase::Ready;
-                self.workers[sequence.worker].run(lane);
+                sequence.get_ready(lane, &mut self.workers);
             } else if sequence.closed {
                 self.drop_idle(lane, OverBy::Replaced);
             } else if sequence.leaves {
@@ -405,8 +413,7 @@ impl<R> Scheduler<R> {
         for (lane, request) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             sequence.requests.push_front(Queued::Begun(request));
-            sequence.phase = Phase::Ready;
-            self.workers[sequence.worker].run(lane);
+            sequence.get_ready(lane, &mut self.workers);
         }
     }
 
