@@ -34,6 +34,7 @@ pub trait Service<B>:
 {
 }
 
+// The bounds are written twice, because stable Rust has no aliases of traits.
 impl<B, S> Service<B> for S where
     S: hyper::service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send + 'static>
         + Clone

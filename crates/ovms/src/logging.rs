@@ -12,6 +12,7 @@ const OURS: &str = "stateful_ovms";
 /// Starts the log. Without `level`, the environment variable RUST_LOG may set it.
 pub fn start(level: Option<LevelFilter>, file: Option<&Path>) -> Result<(), String> {
     let mut builder = Builder::new();
+    // Of the libraries, only warnings.
     builder.filter_level(LevelFilter::Warn).filter_module(OURS, level.unwrap_or(LevelFilter::Info));
     match level {
         // TRACE includes the libraries, and ERROR hides their warnings.

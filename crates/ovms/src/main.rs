@@ -76,6 +76,7 @@ impl From<String> for Ended {
 }
 
 fn main() -> ExitCode {
+    // First of all, because this process may only have been started to become tritonserver.
     if let Some(code) = managed::launcher() {
         return code;
     }
@@ -175,6 +176,7 @@ async fn serve_managed(
             return stopped_early(name);
         }
     }
+    // OVMS ends, too, if its only model can't be loaded. With a config.json, it serves the other models.
     if single && let Some((name, problem)) = managed.problems().pop_first() {
         server.stop(END).await;
         return Err(Ended::from(format!("model '{name}': {problem}")));

@@ -44,6 +44,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let requests = Family::default();
+        // A pointer to a function, because the type of a closure has no name that the field could have.
         let durations = Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
         let running = Family::default();
         let mut registry = Registry::with_prefix("stateful_ovms");

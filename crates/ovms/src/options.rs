@@ -201,6 +201,7 @@ impl Settings {
         if arguments.len() < 2 {
             return Err(Exit::Shown(Arguments::command().render_help().to_string()));
         }
+        // Before clap, which would only say that it doesn't know these options.
         refused::check(&arguments).map_err(Exit::Usage)?;
         let matches = Arguments::command().try_get_matches_from(arguments).map_err(exit)?;
         exclusive(&matches).map_err(Exit::Usage)?;

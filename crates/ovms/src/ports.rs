@@ -26,6 +26,7 @@ async fn bind(option: &str, listen: Option<Listen>) -> Result<Vec<TcpListener>, 
     let mut listeners = Vec::new();
     for address in addresses {
         let wrong = |error: std::io::Error| format!("cannot listen on port {port} of {address} (--{option}): {error}");
+        // An IPv6 address may be in brackets.
         let host = address.trim_start_matches('[').trim_end_matches(']');
         let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {
             Ok(ip) => vec![(ip, port).into()],

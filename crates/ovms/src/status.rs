@@ -109,6 +109,7 @@ pub fn is_loading(failure: &Failure) -> bool {
 /// None if the version is served after all.
 fn classify(versions: Option<Vec<VersionStatus>>, version: Version) -> Option<Failure> {
     let Some(versions) = versions else { return Some(Failure::new(Code::NotFound, NAME_MISSING)) };
+    // 0: the versions of the model aren't known yet.
     let asked = |status: &&VersionStatus| version.is_none_or(|version| [version, 0].contains(&status.version));
     // Of several versions, the latest one is the one that was asked for.
     let Some(status) = versions.iter().rev().find(asked) else {

@@ -89,6 +89,7 @@ impl DataType {
 
     /// The name in Triton's protocol (`FP32`).
     pub fn protocol_name(self) -> &'static str {
+        // The only type that has another name in config.pbtxt.
         if self == Self::Bytes { "BYTES" } else { self.name() }
     }
 

@@ -121,6 +121,7 @@ impl<S, R> SlotPool<S, R> {
     /// decides which sequence may take one.
     pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError> {
         let none = if self.next_slab_slots() > 0 { AcquireError::NoSlab } else { AcquireError::Full };
+        // Slabs fill up in their order, so that the last one can become free and be removed.
         let slab_index = *self.slabs_with_free.first().ok_or(none)?;
         let slab = &mut self.slabs[slab_index as usize];
         let generation = self.next_generation;

@@ -318,6 +318,7 @@ fn host_of(name: &str, port: u16, asked: &Host) -> Host {
 /// Which server has the slot, if the reply says that it is another one.
 fn target_of(reply: &Value, asked: &Host) -> Option<Host> {
     let Value::ServerError(error) = reply else { return None };
+    // Not with ASK: such a slot is on its way to another server, and its records can't be written meanwhile.
     let (_, target) = error.details().filter(|_| error.code() == "MOVED")?.split_once(' ')?;
     let (name, port) = target.rsplit_once(':')?;
     Some(host_of(name, port.parse().ok()?, asked))

@@ -83,6 +83,7 @@ impl Connector {
         match error.kind() {
             ErrorKind::AuthenticationFailed => StoreError::Denied(text),
             ErrorKind::Server(ServerErrorKind::NoPerm) => StoreError::Denied(text),
+            // By words as well, because an error of a command within a script is inside of the script's own.
             _ if has(&["NOAUTH", "WRONGPASS", "NOPERM", "ACL failure"]) => StoreError::Denied(text),
             ErrorKind::Server(
                 ServerErrorKind::ReadOnly

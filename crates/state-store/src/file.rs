@@ -94,6 +94,7 @@ impl Drop for Shared {
 fn open_database(folder: &Path) -> Result<Database, StoreError> {
     let path = folder.join(FILE);
     let io = |error: std::io::Error| StoreError::Unreachable(format!("{}: {error}", path.display()));
+    // redb's own way to make a file would let other users read it.
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(io)?;
     let mut builder = Builder::new();
@@ -129,6 +130,7 @@ impl Store for FileStore {
             };
             let replies = operations.iter().map(|(key, operation)| tables.apply(key, operation));
             let replies = replies.collect::<Result<Vec<_>, _>>()?;
+            // In the same transaction, because each commit costs a sync of the disk.
             self.shared.sweep(&mut tables, ttl)?;
             replies
         };

@@ -190,6 +190,7 @@ impl Keeper {
 
     /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it back.
     pub fn check(&self, holds: &[&Hold]) -> Result<Vec<bool>, StoreError> {
+        // Nobody else can have taken them.
         if !self.store.is_shared() {
             return Ok(vec![true; holds.len()]);
         }

@@ -26,6 +26,8 @@ const MOST_BYTES: usize = 512 << 20;
 // A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
 // connection. So RESUME and END write in this case, too: a first END whose WAIT has failed may be on no replica yet.
 // The write extends the life of the record.
+//
+// UNLINK, because DEL would let all clients wait while the memory of a large state is freed.
 
 /// The end of the scripts that write a state with the token of its owner.
 macro_rules! written {
@@ -196,6 +198,7 @@ impl Store for RedisStore {
                     let mut save = cmd("SET");
                     save.arg(keys.blob(&token.to_string())).arg(check_size(blob)?).arg("XX").arg("PX").arg(&ttl);
                     commands.push(save);
+                    // The owner's key has to live for as long as the blob, which SET has extended.
                     let mut live = cmd("PEXPIRE");
                     live.arg(&keys.owner).arg(&ttl);
                     commands.push(live);
@@ -209,6 +212,7 @@ impl Store for RedisStore {
         for (_, operation) in operations {
             let value = values.next().ok_or_else(StoreError::unexpected)?;
             if let Op::Save { .. } = operation {
+                // The reply to PEXPIRE. The save itself has said whether the record is still there.
                 values.next();
             }
             replies.push(read(operation, value)?);

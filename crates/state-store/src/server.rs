@@ -69,6 +69,7 @@ impl Server {
     pub fn send(&self, commands: &[&Cmd], has_writes: bool, until: Instant) -> Result<Sent<'_>, StoreError> {
         let waits = has_writes && self.replicas > 0;
         let mut wait = cmd("WAIT");
+        // Its reply has to come before we no longer wait for replies.
         wait.arg(self.replicas).arg((self.connector.timeout() / 2).as_millis().to_string());
         let mut packed = Vec::new();
         let commands = commands.iter().copied().chain(waits.then_some(&wait));

@@ -52,6 +52,7 @@ pub struct BoundContext {
 impl BoundContext {
     pub(super) const fn new(axis: usize, length: usize, first: FirstRequest, window_bytes: usize) -> Self {
         let bytes = if matches!(first, FirstRequest::Zeros) { window_bytes } else { window_bytes + 1 };
+        // The entry is numbered when the slot is laid out, after all inputs are bound.
         Self { axis, length, first, bytes, slot_entry: 0 }
     }
 

@@ -243,6 +243,7 @@ impl Search<'_> {
             let search = Search { tensor: &tensor, ..*self };
             search.fits(axis).then_some(tensor.dims)
         };
+        // Triton's own form, which leaves the batch out, comes first.
         written(behind).or_else(|| written(whole))
     }
 }

@@ -18,6 +18,7 @@ use super::bound::InitialContent;
 /// One element, read from text, or why the type does not have that value.
 pub(super) fn element_bytes(data_type: DataType, text: &str) -> Result<Vec<u8>, String> {
     let error = |allowed: &str| format!("'{text}' is no {data_type}: {allowed} is expected");
+    // Macros, because std has no trait for what the types of numbers have in common.
     macro_rules! integer {
         ($type:ty) => {
             match text.parse::<$type>() {

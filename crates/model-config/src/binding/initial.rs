@@ -38,6 +38,7 @@ impl Initial {
                 let why = format!("its dims {} are not those of one sequence, {}", Dims(&initial.dims), Dims(row));
                 return Err(source.error(why));
             }
+            // A string takes at least the 4 bytes of its length.
             let bytes = element_count(&dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(4)));
             if bytes.is_none_or(|bytes| bytes > limit) {
                 return Err(source.error(format!(

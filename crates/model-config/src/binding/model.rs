@@ -71,6 +71,7 @@ impl Binding {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
             feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
         }
+        // From here on, the name is that of the requests' batch, which their dims in the configuration have decided.
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
         let has_no_batch = |info: &TensorInfo| {
@@ -105,6 +106,7 @@ impl Binding {
         check_ends(config)?;
         let repeat = bind_repeat(config, signature, &inputs, &mut outputs, &states)?;
         bind_trims(config, signature, &inputs, &mut outputs)?;
+        // After the trims, because the output of a state may give the lengths of another output.
         mark_only_kept(&mut outputs, &states);
         let most_steps = bound_steps(config, &inputs, &outputs)?;
         let (cuts, answers_each_step) = (config.windows.are_cut(), config.is_decoupled);

@@ -121,12 +121,14 @@ fn bind_feed(
             );
             return Err(wrong(why));
         }
+        // Only the input reads it, so its rows are where the input has them.
         outputs[output].batch_axis = input.batch_axis;
     }
     let (of_output, of_input) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
     let is_batch = |axis: usize| input.batch_axis == Some(axis);
     let fits = info.dims.len() == input.dims.len()
         && (0..info.dims.len()).all(|axis| is_batch(axis) || agree(info.dims[axis], input.dims[axis]));
+    // ONNX Runtime shows an output of unknown rank like a scalar.
     let is_known = !info.dims.is_empty() || input.dims.is_empty();
     if info.data_type != input.data_type || (is_known && !fits) || outputs[output].batch_axis != input.batch_axis {
         return Err(wrong(format!(
@@ -154,6 +156,7 @@ fn bind_stop(
     })?;
     let is_new = !outputs.iter().any(|output| output.name == info.name);
     let output = fetched(outputs, info);
+    // It isn't listed under 'output', so nothing but Triton's own form says where its batch is: first.
     if is_new && config.is_batched() {
         outputs[output].batch_axis = Some(0);
     }

@@ -64,6 +64,7 @@ pub(super) fn request_input(
     // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
     let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
     let request = RequestInput {
+        // Numbered when the slot is laid out, after all inputs are bound.
         position: 0,
         form,
         optional,

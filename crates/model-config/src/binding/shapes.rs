@@ -32,6 +32,7 @@ pub(super) fn match_dims(
         }
         return Err(error("with max_batch_size 0 they must be the same".to_owned()));
     }
+    // It has one value for all rows of a run. An output needs a value for each row; the caller knows those that don't.
     if list == INPUT && tensor.dims == model && model.iter().all(|&dim| dim >= 0) {
         return Ok((None, ShapeForm::Unbatched));
     }
@@ -98,6 +99,7 @@ pub(super) fn empty_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
     if dims.is_empty() {
         return vec![0];
     }
+    // Without the batch and an open dimension, nothing else would make it empty.
     if !dims.contains(&0) {
         dims[0] = 0;
     }

@@ -208,6 +208,7 @@ fn place(
     batch_axis: Option<usize>,
     before: &[BoundState],
 ) -> Result<StatePlace, BindingError> {
+    // Strings vary in size even where their number is fixed.
     if dims.contains(&-1) || info.data_type == DataType::Bytes {
         return Ok(StatePlace::Beside(before.iter().filter(|state| !state.is_in_slot()).count()));
     }
@@ -326,6 +327,7 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
     let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
     // ONNX Runtime allocates strings and states of varying size itself.
     output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
+    // With steps, an answer has another shape without elements, which is set already.
     if output.gathered.is_none() {
         output.empty_dims = empty_dims(&input.dims, input.batch_axis);
     }

@@ -56,6 +56,7 @@ impl<'a> WrittenWindow<'a> {
         };
         let fits = |&axis: &usize| {
             written.fits(of_model[axis], length)
+                // Triton checks requests against the configuration, and these may have any length.
                 && configured(axis) == Some(-1)
                 && is_batch(axis, &opened(axis)).is_ok_and(|is| !is)
         };

@@ -27,6 +27,7 @@ pub struct Known<'a> {
 
 impl Known<'_> {
     pub fn usual_batch(&self) -> usize {
+        // Triton passes 4 if the command line says nothing, so a small number may not be what anybody has written.
         self.default_max_batch_size.max(MAX_BATCH_SIZE)
     }
 
@@ -217,6 +218,7 @@ impl BatchAxes {
                 }
             }
         };
+        // An output without a batch may hold one row only, and then the model takes no batch at all.
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
         (!request_axes.is_empty()).then_some(Self { inputs, outputs })
     }

@@ -37,6 +37,7 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
         }
         additions.outputs = outputs(config, signature, known, axes.as_ref());
     }
+    // Core takes scheduling from a backend only if the configuration has none.
     additions.sequences = (!config.has_scheduling()).then_some(SEQUENCES);
     Ok(additions)
 }

@@ -103,6 +103,7 @@ impl StateStore {
                        before its last step is saved: leave one of the two out";
             return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
         }
+        // The store of the command line is for all models that can use one, so such a model goes without it.
         let by_server = by_server.filter(|_| !is_decoupled);
         let location = match (location.or_else(|| by_server.cloned()), level) {
             (_, Some(None)) | (None, None) => {
@@ -158,6 +159,7 @@ impl StateStore {
 
     /// Refuses the parameters for a model that core schedules.
     pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<(), ConfigError> {
+        // 'none' asks for what a model that core schedules has anyway.
         let is_none = |name: &str, text: &str| name == "durability" && text == "none";
         let given = PARAMETERS.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
         let Some((name, value)) = given.into_iter().find(|(name, text)| !is_none(name, text)) else { return Ok(()) };

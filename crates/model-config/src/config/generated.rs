@@ -111,6 +111,7 @@ impl GeneratedInput {
 
 /// Reads a kind, with its factor and its addend.
 fn numbers(written: &str) -> Result<(GeneratedKind, i64, i64), String> {
+    // A name within the parentheses may have '*' and '+', so the factor and the addend are looked for behind them.
     let call = written.find(')').map_or_else(|| written.find(['*', '+']), |close| Some(close + 1));
     let (call, behind) = written.split_at(call.unwrap_or(written.len()));
     let kind = GeneratedKind::parse(call)?;

@@ -118,6 +118,7 @@ impl PartialConfig {
     pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
+        // Checked before `raw` is taken apart, but only an error if this backend schedules.
         let fit_for_own = check_core(&raw);
         let parameters = Parameters::new(raw.parameters)?;
         let batching = raw.sequence_batching.as_ref();

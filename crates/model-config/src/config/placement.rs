@@ -53,6 +53,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
     let mut instances = BTreeMap::new();
     let mut add = |kind, count: usize| *instances.entry(kind).or_insert(0) += count;
     for group in groups {
+        // Triton fills in the counts and kinds. stateful-inspect reads the file as it is written.
         let count = group.count.0.max(1) as usize;
         match group.kind.as_str() {
             "" | "KIND_CPU" => add(InstanceKind::Cpu, count),
@@ -141,6 +142,7 @@ fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str)
         }
         Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
     };
+    // The size was cut to the capacity, so the error below would name a number that nobody has written.
     if first_slab < max_batch_size && first_slab == capacity {
         return Err(bad(
             "initial_buffer_size",

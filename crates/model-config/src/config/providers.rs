@@ -147,6 +147,7 @@ impl Given {
         if let Some(dir) = cache_dir.as_ref().filter(|dir| !dir.starts_with('/')) {
             return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
         }
+        // Configurations of NVIDIA's stateful_backend have it for their debug builds. It has no effect here.
         parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
         let mut given = Self {
             provider: parameters.choice("ort_ep", &providers)?,
@@ -243,6 +244,7 @@ impl Given {
             }
         }
         let mut tensorrt = self.tensorrt;
+        // What is written by TensorRT's own names comes before what other parameters imply.
         let mut set = |name: &str, value: &str| {
             tensorrt.entry(name.to_owned()).or_insert_with(|| value.to_owned());
         };
@@ -267,6 +269,7 @@ impl Given {
 
     fn on_cpu(&self) {
         let gpu_only = [
+            // The provider may come from the accelerators, which are named below.
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
             ("enable_trt_caching", self.caching),
             ("enable_cuda_graph", self.cuda_graph),

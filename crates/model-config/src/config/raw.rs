@@ -20,6 +20,7 @@ impl<'de> Deserialize<'de> for Int {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Form {
+            // serde takes the first form that fits.
             Number(i64),
             Large(u64),
             Text(String),
@@ -50,6 +51,7 @@ macro_rules! messages {
     )*};
 }
 
+// What is `IgnoredAny` is only counted, so Triton may change the fields in it.
 messages! {
     ModelConfig {
         name: String,

@@ -80,6 +80,7 @@ fn feeds(text: &str) -> Result<Vec<Feed>, ConfigError> {
 fn stops(text: &str) -> Result<Vec<Stop>, ConfigError> {
     const FORM: &str = "'output=value', 'output=[value, value]', or the name of an output of TYPE_BOOL, separated by spaces \
                         or commas, is expected";
+    // Not `parameters::assignments`, because an output may stand alone.
     const BETWEEN: [char; 4] = [',', ' ', '\t', '\n'];
     let wrong = || bad(REPEAT_UNTIL, text, FORM);
     let (mut stops, mut rest): (Vec<Stop>, _) = (Vec::new(), text.trim());

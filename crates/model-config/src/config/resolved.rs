@@ -161,6 +161,7 @@ impl Config {
                 let state_store = StateStore::new(&parameters, partial.state_store.as_ref(), partial.is_decoupled)?;
                 let mut own = OwnScheduling::new(&parameters, partial.poll_wait)?;
                 own.rules.looks_up = state_store.is_some();
+                // With 'step', the worker makes the record right before the START runs, so no START waits for it.
                 let saves_later = |of: &StateStore| of.durability != Durability::Step;
                 own.rules.enters_starts = state_store.as_ref().is_some_and(saves_later);
                 (raw::SequenceBatching::default(), own.into(), state_store)
@@ -185,6 +186,7 @@ impl Config {
         let placements = partial.instances.into_iter().map(placement).collect::<Result<Vec<_>, ConfigError>>()?;
         Ok(Self {
             model: partial.model,
+            // 0 without a batch dimension: such runs can't be padded.
             padding: Padding::new(&parameters, &batching, max_rows_per_run.min(max_batch_size))?,
             infer_end_requests: parameters.switch("infer_end_requests", true)?,
             logging: Logging::new(&parameters)?,
@@ -265,6 +267,7 @@ impl Logging {
             batch: level(word("batch_info_logging_level", 2)?),
             report: level(1),
             detailed_report: level(word("detailed_metrics_logging_level", 2)?),
+            // A longer time could overflow the clock.
             report_every: every.filter(|&seconds| seconds > 0).map(|seconds| Duration::from_secs(seconds.min(1 << 32))),
         })
     }

@@ -82,6 +82,7 @@ impl Scheduling {
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
+        // Core has so many slots for each instance, with `oldest` if `max_candidate_sequences` isn't written.
         let rows = max_batch_size.max(1);
         let delay = |name: &str, value| unsigned(name, value).map(|micros| limit(Duration::from_micros(micros as u64)));
         let Some(oldest) = &batching.oldest else {
@@ -248,6 +249,7 @@ impl OwnScheduling {
                 parking: parking(parameters, idle)?,
                 looks_up: false,
                 enters_starts: false,
+                // With a store, the workers choose another one, because other servers give ids, too.
                 first_id: 1,
             },
             workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),

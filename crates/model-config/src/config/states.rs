@@ -149,6 +149,7 @@ impl States {
             StatePairs::Converted(pairs) => (pairs.clone(), PairsFrom::Conversion),
             StatePairs::Auto => (find()?, PairsFrom::Names),
             StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
+            // Triton keeps only declared states, so a configuration for it declares all of them.
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
             StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;

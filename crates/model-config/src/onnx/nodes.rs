@@ -227,6 +227,7 @@ fn what_is_lost(node: &NodeProto) -> Option<String> {
     } else if COPIES_FROM_FREED.contains(&operator) {
         "copies from memory that ONNX Runtime frees after the first run"
     } else if RANDOM.contains(&operator) && operator != "Dropout" {
+        // Without training, Dropout draws nothing.
         "would draw the same numbers each time"
     } else {
         return None;

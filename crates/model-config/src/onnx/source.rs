@@ -210,6 +210,7 @@ impl FileBytes {
         self.behind -= self.chunk.len();
         let sought = if skipped > 0 { self.file.seek_relative(skipped as i64) } else { Ok(()) };
         if let Err(error) = sought.and_then(|()| self.file.read_exact(&mut self.chunk)) {
+            // `Buf` can't return an error, so whoever has the file asks for it at the end.
             self.chunk.fill(0);
             self.error.get_or_insert(error);
         }

@@ -29,6 +29,7 @@ pub async fn within<T>(
 fn parse(text: &str) -> Option<Duration> {
     let unit = text.chars().next_back()?;
     let digits = text.strip_suffix(unit)?;
+    // gRPC's specification allows 8 digits.
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }

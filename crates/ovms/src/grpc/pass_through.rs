@@ -159,6 +159,7 @@ impl Drop for Answer {
 fn trailers(failure: Failure) -> HeaderMap {
     let response: Response<()> = Status::from(failure).into_http();
     let mut headers = response.into_parts().0.headers;
+    // It belongs to the headers, which the client already has.
     headers.remove(http::header::CONTENT_TYPE);
     headers
 }

@@ -134,6 +134,7 @@ impl Managed {
     pub async fn poll(self, every: Duration) {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick comes at once, and the models have just been loaded.
         ticks.tick().await;
         loop {
             ticks.tick().await;

@@ -33,6 +33,7 @@ pub fn config(name: &str, entry: &Entry, added: Option<&str>) -> Result<String, 
             return Err("the entry has target_device, and this file instance_group. Remove one of them".to_owned());
         }
     } else {
+        // OVMS runs stateful models on the CPU, and Triton would use a GPU if there is one. Threads are `worker_count`.
         config.insert("instance_group".to_owned(), json!([{ "kind": "KIND_CPU", "count": 1 }]));
     }
     let parameters = config.entry("parameters").or_insert_with(|| Value::Object(Map::new()));

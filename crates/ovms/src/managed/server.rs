@@ -85,6 +85,7 @@ impl Server {
         let program = find_tritonserver(options.tritonserver.as_deref())?;
         let backends = find_backends(options.backend_directory.as_deref())?;
         info!("starting {} with the backends in {}", program.display(), backends.display());
+        // Another process may take a free port before tritonserver does.
         for _ in 0..ATTEMPTS {
             let grpc = free_port(None)?;
             let ports = [grpc, free_port(Some(grpc))?];
@@ -165,6 +166,7 @@ fn spawn(
     // /proc/self/exe is this program even if its file was replaced.
     let mut command = Command::new("/proc/self/exe");
     command
+        // Otherwise a list of processes would show the path above.
         .arg0("stateful-ovms")
         .arg(LAUNCHER)
         .arg(std::process::id().to_string())

@@ -37,6 +37,7 @@ fn code_word(message: &str) -> Option<&str> {
 
 /// A failure of an inference as OVMS would put it. The backend's details follow OVMS's text.
 pub fn translate(failure: Failure) -> Failure {
+    // Core puts this in front of some texts, because the gateway's requests have no id.
     let message = failure.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&failure.message);
     let message = in_ovms_words(message).unwrap_or_else(|| message.to_owned());
     Failure { message, ..failure }

@@ -160,6 +160,7 @@ fn prediction(
         return Err(broken(format!("{outputs} outputs and {contents} contents")));
     }
     let mut answered_id = response.parameters.get(ANSWERED_ID).and_then(|parameter| match parameter.parameter_choice {
+        // Triton's parameters have no unsigned numbers, so the backend gives a large id as a negative one.
         Some(ParameterChoice::Int64Param(id)) => Some(id.cast_unsigned()),
         _ => None,
     });

@@ -38,6 +38,7 @@ impl Order {
         let lock = {
             let mut sequences = self.sequences.lock();
             let queue = sequences.entry(Key::clone(&key)).or_default();
+            // One of them runs.
             if queue.requests > WAITING_MAX {
                 let text = format!("{WAITING_MAX} requests of sequence {id} wait already; wait for their answers");
                 return Err(Failure::new(Code::Unavailable, text));

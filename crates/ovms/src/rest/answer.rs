@@ -35,6 +35,7 @@ fn columns(prediction: &Prediction) -> String {
     let outputs = prediction.outputs.iter().map(|(name, tensor)| (&**name, tensor));
     let outputs: Vec<_> = outputs.chain(id.iter().map(|tensor| (SEQUENCE_ID, tensor))).collect();
     let mut json = String::from("{\"outputs\": ");
+    // TensorFlow Serving writes an only output without its name.
     if let [(name, tensor)] = &outputs[..] {
         Values::new(name, tensor).write(&tensor.shape, &mut json);
     } else {

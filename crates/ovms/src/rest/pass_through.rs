@@ -40,6 +40,7 @@ pub async fn answer(
         at(authority, request.uri()).map_err(|error| Failure::invalid(format!("Invalid request URL: {error}")))?;
     *request.version_mut() = Version::HTTP_11;
     remove_hop_by_hop(request.headers_mut());
+    // It names the gateway. The client sets it to the host that it connects to.
     request.headers_mut().remove(HOST);
     let mut response = client.request(request).await.map_err(|error| {
         let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);

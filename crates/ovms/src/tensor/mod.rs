@@ -49,6 +49,7 @@ impl Tensor {
 
 /// The product of the dimensions; none if it is too large, or one of them is negative.
 pub fn element_count(shape: &[i64]) -> Option<usize> {
+    // Apart, because the product of the other dimensions may overflow.
     if shape.contains(&0) && shape.iter().all(|dimension| *dimension >= 0) {
         return Some(0);
     }

@@ -135,6 +135,7 @@ impl WindowLayout {
                 stride: 0,
                 bytes: steps.len() * inner_bytes,
             });
+            // With one round inside, the rounds outside make one group of chunks in `strided` instead of one each.
             let (outer, inner) = if middle == 1 { (inner, outer) } else { (outer, inner) };
             return Part { outer, inner, segments, bytes };
         }

@@ -231,6 +231,7 @@ impl<R> Scheduler<R> {
 
     /// Adds a sequence without requests. Returns its lane.
     pub(super) fn insert(&mut self, id: SequenceId, until: Instant, awaits_store: bool) -> u32 {
+        // The numbers begin again at some time, and a sequence may live for that long.
         while self.sequences.contains_key(&self.next_lane) {
             self.next_lane = self.next_lane.wrapping_add(1);
         }

@@ -103,6 +103,7 @@ impl<R> Scheduler<R> {
         sequence.leaves = true;
         wake.push(sequence.worker);
         let is_begun = matches!(sequence.requests.front(), Some(Queued::Begun(_)));
+        // A request that has made a step is finished here, because no other server has the state between its steps.
         let kept = usize::from(is_begun);
         let mut refused = Vec::new();
         let mut clones = Vec::new();

@@ -34,6 +34,7 @@ mod rules;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
+// std's SipHash took a sixth of the backend's instructions for a request. This is seeded at random, too.
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
@@ -389,6 +390,7 @@ impl<R> Scheduler<R> {
             sequence.failed = outcome == Outcome::RunFailed || (sequence.failed && outcome == Outcome::Failed);
             if outcome == Outcome::Advanced {
                 sequence.overdue = false;
+                // This also moves it to the end, so that the first one stays the one that is longest ago.
                 self.last_success.insert(lane, now);
             }
             self.begin_clones(lane);
@@ -448,6 +450,7 @@ impl<R> Scheduler<R> {
             self.waiting_until.pop_first();
             let Some(id) = self.sequences.get(&lane).map(|sequence| sequence.id.clone()) else { continue };
             let mut requests = self.remove(lane).into_iter();
+            // The first one is the START that waited. Those behind it have no sequence now.
             refused.extend(requests.next().map(|(start, _)| (start, Refused::Late(id))));
             refused.extend(requests);
         }

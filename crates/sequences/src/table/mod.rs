@@ -256,6 +256,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
         match outcome {
+            // A START was counted when it got its slot.
             Outcome::Advanced => record.good.requests = record.good.requests.saturating_add(u32::from(!started)),
             Outcome::RunFailed => record.good = Good { requests: 0, since: now },
             Outcome::Failed | Outcome::Lost => {}
