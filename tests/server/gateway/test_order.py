@@ -286,16 +286,17 @@ def test_requests_that_are_taken_back_cost_no_other_client_an_answer(gateway, se
         return count
 
     def take_back(first_id: int) -> int:
-        """How many requests were taken back before their answer."""
-        client, taken_back = connect("predict"), 0
+        """How many requests were taken back before their answer. One that is answered first is followed by longer ones."""
+        client, taken_back, work = connect("predict"), 0, 150
         for sequence_id in range(first_id, first_id + 15):
-            request = predict_request(model.name, of_ovms(fed(1, work=150), of(sequence_id, START)))
+            request = predict_request(model.name, of_ovms(fed(1, work), of(sequence_id, START)))
             call = client.call(request, timeout_s=0.06 if how == "deadline" else 60)
             if how == "cancelled":
                 done.wait(0.03)
                 call.future.cancel()
             try:
                 call.answer()
+                work *= 2
             except (Refused, grpc.FutureCancelledError):
                 taken_back += 1
         return taken_back
