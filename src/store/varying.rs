@@ -51,12 +51,10 @@ impl VaryingStates {
     pub fn new(binding: &Binding) -> Self {
         let numbers: Vec<_> =
             (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
-        let may_stay = !binding.growing_that_may_stay().is_empty();
-        let inputs = numbers.iter().map(|_| None).collect();
         Self {
+            inputs: numbers.iter().map(|_| None).collect(),
             numbers,
-            inputs,
-            may_stay,
+            may_stay: binding.varying_may_stay(),
             grown: None,
             last_grown: (Weak::new(), Vec::new()),
             gaps: Vec::new(),

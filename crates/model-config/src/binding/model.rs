@@ -184,16 +184,11 @@ impl Binding {
         self.states.iter().map(bytes).sum()
     }
 
-    /// The states of varying size, if their tensors may stay as ONNX Runtime makes them, which strings and states that
-    /// are rounded may not: the number of each state, and its number beside the slot.
-    pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
-        let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
-            StatePlace::Slot(_) => None,
-            StatePlace::Beside(beside) => Some((number, beside)),
-        });
-        let beside: Vec<_> = beside.collect();
+    /// Whether the tensors of the states of varying size may stay as ONNX Runtime makes them. Those of strings and of states
+    /// that are rounded may not.
+    pub fn varying_may_stay(&self) -> bool {
         let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;
-        if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
+        self.has_varying_states() && self.states.iter().filter(|state| !state.is_in_slot()).all(can_stay)
     }
 
     /// Whether an output is read whatever requests ask for: as a state, as the lengths of another, or for the next step.
