@@ -256,7 +256,7 @@ impl Instance {
             self.answer_row(row, answer, times.ending_at(monotonic_ns()));
             true
         };
-        // Only rows that depart are moved, because a row is large.
+        // A row is large, so none is moved if none departs.
         let departing: Vec<_> = rows.extract_if(.., departs).collect();
         departing.into_iter().for_each(|row| self.depart(row, answered));
         rows

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use state_store::{Keeper, Settings, StoreError, Token};
+use state_store::{Keeper, Location, Settings, StoreError, Token};
 
 use crate::binding::Binding;
 use crate::config::{Config, Durability};
@@ -13,8 +13,8 @@ use crate::error::LoadError;
 /// How long a store on the network may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The keepers of this process, with their locations and the prefixes of their keys. When a model is loaded again, Triton
-/// unloads its older instance at the same time or later.
+/// The open keepers of this process, each with its location and the prefix of its keys. Triton loads a model again before, or
+/// while, it unloads the older instance.
 static OPEN: Mutex<Vec<(String, Weak<Keeper>)>> = Mutex::new(Vec::new());
 
 /// The store; `None` if sequences end with their server. A store that can't be reached now may be there later.
@@ -39,7 +39,12 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
         ),
         Err(source) => return Err(unusable(source)),
     }
-    Ok(Some(open(format!("{} {space}", of.location), keeper)))
+    let location = match &of.location {
+        // The folder is there now, and may have several names.
+        Location::File(folder) => folder.canonicalize().unwrap_or_else(|_| folder.clone()).display().to_string(),
+        Location::Redis(_) => of.location.to_string(),
+    };
+    Ok(Some(open(format!("{location} {space}"), keeper)))
 }
 
 fn open(name: String, mut keeper: Keeper) -> Arc<Keeper> {

@@ -343,7 +343,7 @@ impl LiveSequences {
             slabs: table.slabs(),
             slot_bytes: self.slot.slot_bytes,
             varying_bytes: self.budget.used(),
-            // Relaxed: nothing else is read because of these numbers.
+            // Relaxed: these numbers are only shown.
             copied_bytes: self.metrics.copied_bytes.load(Ordering::Relaxed),
             to_device_bytes: self.queues.to_device.load(Ordering::Relaxed),
             to_host_bytes: self.queues.to_host.load(Ordering::Relaxed),

@@ -79,7 +79,7 @@ impl Graphs {
                 "no CUDA graph could be made for {} rows, so they run without one {from_now_on}: {error}",
                 key.1.rows
             );
-            // Counted before the capture is ended, because that can fail, too.
+            // Counted before the capture is ended, because that can also fail.
             self.made.insert(key, Graph::Failed(failures));
             session.end_capture()?;
             return run(session.run_options());

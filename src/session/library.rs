@@ -140,7 +140,7 @@ impl Library {
             }))
             .build()
             .map_err(failed)?;
-        // With a logger of ours, ONNX Runtime begins with everything.
+        // With our own logger, ONNX Runtime starts at its most verbose level.
         environment.set_log_level(options.log_level);
         if let Err(why) = allocator::register(&environment) {
             log::warn!("memory of large growing states may stay with the process when they are freed: {why}");

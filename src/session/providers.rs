@@ -37,7 +37,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
     let cuda = ProviderOptions::of(cuda_functions(), device)?;
-    // Those of the user alone, so that an error is about these.
+    // The user's options alone first, so that an error is about those.
     cuda.set(&options)?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();

@@ -110,7 +110,7 @@ impl StateStore {
         let copied_out = others.iter_mut().map(|memory| varying.copy_out(binding, memory, copier));
         let copied_out = copied_out.sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
-        // Whatever came of it, because the next call takes the same memory.
+        // Also after an error, because the next call takes the same memory.
         self.release();
         waited?;
         self.count_copied(copied + copied_out?);
@@ -237,7 +237,7 @@ fn widened(narrow: &[u8]) -> Vec<u8> {
     narrow.chunks_exact(2).flat_map(value).collect()
 }
 
-/// Whether no finite value becomes infinite.
+/// Whether every finite value stays finite when it is rounded to half precision.
 fn fits_fp16(value: &Initial) -> bool {
     let InitialContent::Bytes(bytes) = &value.content else { return true };
     let fits = |value: f32| !value.is_finite() || f16::from_f32(value).is_finite();

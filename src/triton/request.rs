@@ -23,7 +23,7 @@ use super::rows::{Part, Whole};
 pub struct Request {
     raw: RawRequest,
     answered: bool,
-    /// Two have room here: a batch moves its requests several times, and a sequence under `oldest` may hold one.
+    /// Room for two, to keep a request small: a batch moves its requests, and with `oldest` each sequence may hold one.
     inputs: SmallVec<[Option<RawInput>; 2]>,
     /// Which row it is, of a request that has several.
     part: Option<Part>,

@@ -205,7 +205,7 @@ impl Shared {
     pub(super) fn note_due(&self, now: Instant) -> u64 {
         let Some((stored, later)) = self.stored.as_ref().and_then(Stored::with_later) else { return 0 };
         let due = (0..self.wake.len()).filter_map(|worker| later.next_due(worker));
-        // What is due already has woken its worker, or waits for room in the queue, which rings the alarm itself.
+        // A sequence that is due already has woken its worker, or waits for room in the queue, which wakes it later.
         due.filter(|at| *at > now).for_each(|at| self.alarm.by(at));
         let oldest = stored.oldest_unsaved(later).map(|since| now.saturating_duration_since(since));
         if oldest.is_some() {

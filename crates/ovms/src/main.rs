@@ -176,7 +176,7 @@ async fn serve_managed(
             return stopped_early(name);
         }
     }
-    // OVMS ends, too, if its only model can't be loaded. With a config.json, it serves the other models.
+    // OVMS also ends if its only model can't be loaded. With a config.json, it serves the other models.
     if single && let Some((name, problem)) = managed.problems().pop_first() {
         server.stop(END).await;
         return Err(Ended::from(format!("model '{name}': {problem}")));

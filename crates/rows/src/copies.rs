@@ -116,7 +116,7 @@ pub fn round_to_fp16(part: &Part, batch: &mut [u8]) -> bool {
     let mut fits = true;
     each(part, |Chunk { in_batch, bytes, .. }| {
         let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[in_batch..in_batch + bytes]);
-        // The conversions of slices use the CPU's instructions for fp16, and so many values fit on the stack.
+        // Converted in slices, because that uses the CPU's instructions for fp16.
         let mut narrow = [f16::ZERO; 512];
         for chunk in values.chunks_mut(narrow.len()) {
             let narrow = &mut narrow[..chunk.len()];

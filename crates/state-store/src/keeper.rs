@@ -11,7 +11,7 @@ pub struct Keeper {
     /// The prefix of the keys of its records.
     space: Vec<u8>,
     settings: Settings,
-    /// Those of older instances of the model in this process.
+    /// The keepers of older instances of the model in this process.
     older: Vec<Weak<Self>>,
 }
 

@@ -18,7 +18,7 @@ use state_store::{Change, Hold, Saved, StoreError};
 
 use super::due::{Later, Unsaved};
 use super::writer::{Entry, Waiting, What};
-use super::{Found, Sequence, Stored, key_of, tell_steps};
+use super::{Found, Pending, Sequence, Stored, key_of, tell_steps};
 use crate::batch::Row;
 use crate::error::StoredError;
 use crate::instance::Instance;
@@ -84,7 +84,7 @@ impl Stored {
 
     fn begin(&self, of: &Lookup) -> Option<Hold> {
         let key = key_of(&of.id);
-        // It comes again, because the owner of an older one was asked first.
+        // This START was begun before, and waited for the owner of an older sequence.
         if let Some(begun) = self.sequences.lock().get_mut(of.lane) {
             return Some(begun.hold.clone());
         }
@@ -104,12 +104,11 @@ impl Stored {
     }
 
     /// Looks for a sequence here: its state may have to be saved yet. `None` if the store has to be asked.
-    pub(super) fn find_here(&self, later: &Later, of: &Lookup) -> Option<Found> {
-        // An older instance of the model may have it. In a folder, it can't be asked.
-        let may_come = self.keeper.follows() && !self.keeper.is_shared();
-        if may_come || self.is_leaving(of) {
+    pub(super) fn find_here(&self, later: &Later, pending: &Pending) -> Option<Found> {
+        if self.is_leaving(pending) {
             return Some(Found::Later);
         }
+        let of = &pending.lookup;
         let key = key_of(&of.id);
         // Locked until the state is in its new place, so that `wanted` finds it in one of the two.
         let mut owned = self.sequences.lock();
@@ -169,7 +168,7 @@ impl Stored {
             let has_failed = finished.outcome != Outcome::Advanced;
             sequence.made = of.steps.unwrap_or(sequence.made);
             tell_steps(of, sequence.made, sequence.saved);
-            // A START that fails leaves no sequence, so its record has to go, too.
+            // A START that fails leaves no sequence, so its record is ended.
             if finished.ends || (sequence.starts && has_failed) {
                 later.queue.put(sequence.entry(lane, What::End, now));
                 owned.remove(lane);
@@ -189,7 +188,7 @@ impl Stored {
                 }
             }
         }
-        // First: `note_queue` holds the lock of these metrics while it takes this one.
+        // Unlocked before `note_unsaved`: `note_queue` takes these two locks in the other order.
         drop(owned);
         // The metric shows it before the answers are sent.
         if has_unsaved {
@@ -269,7 +268,7 @@ impl Stored {
             sequence.unsaved.since = None;
             later.queue.put(entry);
         }
-        // First: `note_queue` holds the lock of these metrics while it takes this one.
+        // Unlocked before `note_unsaved`: `note_queue` takes these two locks in the other order.
         drop(owned);
         self.live.metrics.note_unsaved();
     }

@@ -15,6 +15,8 @@ use crate::panic;
 const MOST_TOGETHER: usize = 64;
 /// How long the owner of a sequence may take to release it.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// How long an older instance of the model may take to save its sequences. It also bounds the wait for one that never ends.
+const OLDER_PATIENCE: Duration = Duration::from_secs(60);
 /// Time until a sequence that is being released is looked for again.
 const AGAIN_AFTER: Duration = Duration::from_millis(4);
 
@@ -32,6 +34,11 @@ impl Pending {
     /// Whether its owner is still asked; else it is taken without.
     pub fn asks(&self) -> bool {
         self.asked.is_none_or(|since| since.elapsed() < PATIENCE)
+    }
+
+    /// Whether it still waits for an older instance of its model.
+    pub fn waits_for_older_instance(&self) -> bool {
+        self.asked.is_none_or(|since| since.elapsed() < OLDER_PATIENCE)
     }
 
     /// Looks for it again in a moment, because its owner was asked.
@@ -80,7 +87,9 @@ impl Queue {
             let mut taken = Vec::new();
             let now = Instant::now();
             // All wait equally long, so the first in the list is due first.
-            while taken.len() < MOST_TOGETHER && state.again.front().is_some_and(|of| of.at <= now) {
+            // Many may wait for long, and new ones must not wait for all of them.
+            let most_again = if state.new.is_empty() { MOST_TOGETHER } else { MOST_TOGETHER / 2 };
+            while taken.len() < most_again && state.again.front().is_some_and(|of| of.at <= now) {
                 taken.extend(state.again.pop_front());
             }
             let most = state.new.len().min(MOST_TOGETHER - taken.len());

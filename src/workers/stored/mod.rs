@@ -47,9 +47,9 @@ pub(super) use writer::{Entry, Tells, Writer};
 #[derive(Default)]
 pub(super) struct StoreThreads {
     pub _lookups: Option<Lookups>,
-    /// After the one that may hand it something to save.
+    /// Dropped after the lookups, which may hand it something to save.
     pub _writer: Option<Writer>,
-    /// The last one: a server that gets no answer takes what the store has.
+    /// Dropped last, when all is saved: a server that asks and is not heard takes what the store has.
     pub _asks: Option<Asks>,
 }
 
@@ -208,7 +208,7 @@ impl Stored {
         self.later.as_ref()
     }
 
-    /// Also what is saved later, if something is.
+    /// This, and what is saved later; `None` if each step is saved before its answer.
     pub fn with_later(&self) -> Option<(&Self, &Later)> {
         Some((self, self.later()?))
     }
@@ -298,10 +298,10 @@ impl Stored {
             let starts: Vec<_> = starts.map(|of| (&of.lookup, self.asks(of))).collect();
             let mut entered = self.enter(later, &starts).into_iter();
             for (found, of) in found.iter_mut().zip(lookups) {
-                *found = if of.lookup.starts { entered.next() } else { self.find_here(later, &of.lookup) };
+                *found = if of.lookup.starts { entered.next() } else { self.find_here(later, of) };
             }
         } else {
-            let is_leaving = |of: &&Pending| self.is_leaving(&of.lookup).then_some(Found::Later);
+            let is_leaving = |of: &&Pending| self.is_leaving(of).then_some(Found::Later);
             found = lookups.iter().map(is_leaving).collect();
         }
         let elsewhere: Vec<_> =
@@ -312,15 +312,23 @@ impl Stored {
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
     }
 
-    /// Whether the owner of a sequence is still asked to release it. An older instance of the model needs as long as it needs
-    /// to save all that it has.
+    /// Whether the owner of a sequence is still asked to release it. An older instance of the model gets more time, because it
+    /// may have much to save.
     fn asks(&self, of: &Pending) -> bool {
-        of.asks() || self.keeper.follows()
+        of.asks() || self.may_follow(of)
     }
 
-    /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker.
-    fn is_leaving(&self, of: &Lookup) -> bool {
-        self.sequences.lock().lanes_of(&key_of(&of.id)).iter().any(|&lane| lane != of.lane)
+    /// Whether an older instance of the model may have the sequence.
+    fn may_follow(&self, of: &Pending) -> bool {
+        self.keeper.follows() && of.waits_for_older_instance()
+    }
+
+    /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker. With a
+    /// folder, also an older instance of the model may have it, which can't be asked there.
+    fn is_leaving(&self, of: &Pending) -> bool {
+        let Lookup { id, lane, .. } = &of.lookup;
+        let may_follow = !self.keeper.is_shared() && self.may_follow(of);
+        may_follow || self.sequences.lock().lanes_of(&key_of(id)).iter().any(|other| other != lane)
     }
 
     /// Takes sequences from the store. Of those with `true`, an owner that lives is asked first.

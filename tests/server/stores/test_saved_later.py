@@ -158,6 +158,21 @@ def test_a_model_that_is_unloaded_saves_its_sequences(deploy, connect, location,
 
 
 @both_stores
+def test_a_model_that_is_loaded_with_another_durability_loses_no_step(deploy, connect, location):
+    later = saved_later(models.lstm("another"), location, NEVER_MS, worker_count=2)
+    at_once = stored(models.lstm("another"), location, worker_count=2)
+    deployment = deploy()
+    talks = [Diary(connect(deployment), later, number) for number in range(1, 6)]
+    for made, model in ((3, later), (6, at_once), (9, later)):
+        deployment.serve(model)
+        for talk in talks:
+            while talk.answered < made:
+                talk.step(start=talk.answered == 0)
+        deployment.unload(model)
+    assert [talk.lost for talk in talks] == [0] * 5
+
+
+@both_stores
 @pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
 def test_a_model_that_is_loaded_again_loses_no_step(deploy, connect, location, interval_ms):
     """Triton loads the new instance first. The older one goes when its last request has run, and has unsaved steps until then."""

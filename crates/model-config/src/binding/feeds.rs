@@ -185,7 +185,7 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
 /// A flag's value as an element of the type that the model takes, or why the type does not have that value.
 fn flag_element(data_type: DataType, value: f64) -> Result<Vec<u8>, String> {
     match data_type {
-        // Any number but 0 stands for true, also one that is no text for a boolean, such as -1.
+        // Any number except 0 is true. `element_bytes` would refuse -1.
         DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
         _ => element_bytes(data_type, &value.to_string()),
     }

@@ -51,7 +51,7 @@ macro_rules! messages {
     )*};
 }
 
-// What is `IgnoredAny` is only counted, so Triton may change the fields in it.
+// Of a field of type `IgnoredAny`, only the presence or the number matters, so Triton may change what is in it.
 messages! {
     ModelConfig {
         name: String,

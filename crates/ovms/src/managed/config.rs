@@ -354,7 +354,7 @@ fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name == "." || name == ".." {
         return Err(format!("the name '{name}' can't be the name of a folder"));
     }
-    // On Linux, the name of a folder has at most so many bytes.
+    // Linux allows 255 bytes for the name of a folder.
     if name.len() > 255 {
         return Err("the name has more than 255 bytes".to_owned());
     }

@@ -197,7 +197,7 @@ fn stamp_all(folder: &Path, depth: usize, stamps: &mut BTreeMap<PathBuf, Stamp>)
         let path = folder.join(name);
         let stamp = stamp(&path)?;
         if path.is_dir() {
-            // Not without an end: a link may lead back to a folder above it.
+            // The depth is bounded, because a link may lead back to a folder above it.
             if depth > 0 {
                 stamp_all(&path, depth - 1, stamps)?;
             }

@@ -34,7 +34,7 @@ mod rules;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
-// std's SipHash took a sixth of the backend's instructions for a request. This is seeded at random, too.
+// foldhash is seeded at random, as std's SipHash is, which took a sixth of the backend's instructions for a request.
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 

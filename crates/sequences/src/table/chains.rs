@@ -210,7 +210,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
             }
             // The requests that follow this START cannot be told from those of the other incarnations.
             Err(_) if starts_over => self.end_all(records, key),
-            // The requests that follow this START have no sequence. None follow it if it is an END, too.
+            // The requests that follow this START have no sequence. None follow it if it is also an END.
             Err(_) if !admission.end => self.refuse_until(key, records.payload(key.instance)),
             Err(_) => {}
         }
