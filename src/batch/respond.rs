@@ -41,7 +41,7 @@ impl<'a> Answers<'a> {
                 return Ok(None);
             }
             match store.output_rows(step, index, rows) {
-                // Nobody asked for it, so its shape is no fault of a request.
+                // No request asked for this output, so a wrong shape of it must not fail one.
                 Err(_) if !binding.is_needed(index) && !batch.iter().any(|row| row.wants(&bound.name)) => Ok(None),
                 output => output.map(Some),
             }

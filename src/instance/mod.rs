@@ -358,7 +358,7 @@ impl Instance {
                 self.isolation.ran(batch.iter().map(Row::good));
                 return true;
             }
-            // The copies may not have arrived, so nobody knows what the states are.
+            // The new states may not have been copied, so they can't be used.
             (Ok(()), Err(_)) => {
                 batch.iter_mut().for_each(|row| row.state.spoil());
                 return false;

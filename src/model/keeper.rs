@@ -28,8 +28,7 @@ pub(super) fn keeper(config: &Config, binding: &Binding, version: u64) -> Result
     // A server with another version of the model, or with other states, has other records.
     let space = format!("stateful:{}:{version}:{:08x}", config.model, states_hash(binding));
     let keeper = Keeper::new(store, &space, settings);
-    // No sequence has this id, so this only shows whether the store answers.
-    match keeper.claim(&[(b"load", false)]) {
+    match keeper.probe() {
         Ok(_) => {}
         Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) if !of.is_required => log::warn!(
             "{}: parameter 'state_store' ({}): {why}; until it answers, {}",

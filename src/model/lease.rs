@@ -330,7 +330,7 @@ impl Drop for StateMemory {
         // Before `slot` is given back: whoever takes it next must find these.
         self.sequences.work(|table| match table.contents_mut(self.id) {
             Some(contents) => contents.varying = varying,
-            // The sequence has ended, and what it had is freed without the lock.
+            // The sequence has ended. Its states are handed on, to be freed after the lock is released.
             None => table.leave(Contents { varying, ..Contents::default() }),
         });
     }

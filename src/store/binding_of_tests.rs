@@ -78,17 +78,9 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
     };
     inputs.push(input("X".to_owned(), DataType::Fp32, &[-1, -1], Source::Request(request)));
     let outputs = states.iter().map(|state| BoundOutput {
-        name: format!("O{}", state.output),
-        data_type: state.data_type,
         batch_axis: Some(0),
-        form: ShapeForm::Plain,
-        dims: None,
-        is_response: false,
-        empty_dims: Vec::new(),
-        gathered: None,
-        trim: None,
-        c_name: Default::default(),
         is_only_kept: true,
+        ..BoundOutput::new(&format!("O{}", state.output), state.data_type)
     });
     let outputs = outputs.collect();
     Arc::new(Binding {

@@ -3,8 +3,8 @@
 //! The sequence must be one of this store's instance: another store does not know what is in that one's batch buffers.
 
 use half::f16;
-use rows::strings;
 use rows::tensor::{DataType, Dims, StorageType, element_count};
+use rows::{copies, strings};
 use sequences::pool::SlotId;
 
 use super::StateStore;
@@ -237,11 +237,11 @@ fn widened(narrow: &[u8]) -> Vec<u8> {
     narrow.chunks_exact(2).flat_map(value).collect()
 }
 
-/// Whether every finite value stays finite when it is rounded to half precision.
+/// As [`copies::fits_fp16`], whatever the alignment of the bytes.
 fn fits_fp16(value: &Initial) -> bool {
     let InitialContent::Bytes(bytes) = &value.content else { return true };
-    let fits = |value: f32| !value.is_finite() || f16::from_f32(value).is_finite();
-    bytes.chunks_exact(4).all(|bytes| fits(bytemuck::pod_read_unaligned(bytes)))
+    let values: Vec<f32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+    copies::fits_fp16(bytemuck::cast_slice(&values))
 }
 
 fn narrowed(wide: &[u8]) -> Vec<u8> {

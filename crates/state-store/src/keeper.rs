@@ -168,6 +168,12 @@ impl Keeper {
         holds.into_iter().zip(replies).map(reserved).collect()
     }
 
+    /// Asks whether the store answers.
+    pub fn probe(&self) -> Result<(), StoreError> {
+        // No sequence has this id.
+        self.claim(&[(b"load", false)]).map(drop)
+    }
+
     /// Takes sequences, whichever server owns them. Of those with `true`, an owner that lives is asked first.
     pub fn claim(&self, ids: &[(&[u8], bool)]) -> Result<Vec<Claimed>, StoreError> {
         let hold = |(id, _): &(&[u8], bool)| Ok(Hold { is_new: false, ..self.hold(id)? });
@@ -190,7 +196,7 @@ impl Keeper {
 
     /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it back.
     pub fn check(&self, holds: &[&Hold]) -> Result<Vec<bool>, StoreError> {
-        // Nobody else can have taken them.
+        // In a folder, only a newer instance of the model could take them, and that waits until this one is gone.
         if !self.store.is_shared() {
             return Ok(vec![true; holds.len()]);
         }

@@ -86,8 +86,8 @@ impl Queue {
             }
             let mut taken = Vec::new();
             let now = Instant::now();
-            // All wait equally long, so the first in the list is due first.
-            // Many may wait for long, and new ones must not wait for all of them.
+            // All in `again` wait equally long, so the first is due first. They may be many, and new ones must not wait for all of
+            // them.
             let most_again = if state.new.is_empty() { MOST_TOGETHER } else { MOST_TOGETHER / 2 };
             while taken.len() < most_again && state.again.front().is_some_and(|of| of.at <= now) {
                 taken.extend(state.again.pop_front());

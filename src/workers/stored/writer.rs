@@ -255,7 +255,7 @@ impl Queue {
     fn take(&self, pause: Duration) -> Option<Vec<Entry>> {
         let mut state = self.state.lock();
         while state.entries.is_empty() {
-            // Only if nothing waits, so that what is left is written first.
+            // Looked at only when the queue is empty, so all entries are written before the thread stops.
             if state.stop {
                 return None;
             }
@@ -367,9 +367,7 @@ impl Writer {
 /// Writes entries, or asks whether the store answers again. Returns whether it does.
 fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tells: &impl Tells) -> bool {
     let changes: Vec<_> = entries.iter().map(Entry::change).collect();
-    let saved =
-        // No sequence has this id (see `key_of`), so this only shows whether the store answers.
-        if entries.is_empty() { keeper.claim(&[(b"load", false)]).map(|_| Vec::new()) } else { keeper.save(&changes) };
+    let saved = if entries.is_empty() { keeper.probe().map(|()| Vec::new()) } else { keeper.save(&changes) };
     match saved {
         Ok(saved) => {
             queue.note(true);

@@ -325,11 +325,11 @@ pub struct BoundOutput {
 }
 
 impl BoundOutput {
-    /// An output with the model's name and type, which nothing uses yet.
-    pub(super) fn new(info: &TensorInfo) -> Self {
+    /// An output of the model that nothing uses yet.
+    pub fn new(name: &str, data_type: DataType) -> Self {
         Self {
-            name: info.name.clone(),
-            data_type: info.data_type,
+            name: name.to_owned(),
+            data_type,
             batch_axis: None,
             form: ShapeForm::Plain,
             dims: None,
@@ -337,7 +337,7 @@ impl BoundOutput {
             empty_dims: Vec::new(),
             gathered: None,
             trim: None,
-            c_name: c_name(&info.name),
+            c_name: c_name(name),
             is_only_kept: false,
         }
     }
@@ -365,7 +365,7 @@ pub(super) fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usiz
     if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
         return index;
     }
-    outputs.push(BoundOutput::new(info));
+    outputs.push(BoundOutput::new(&info.name, info.data_type));
     outputs.len() - 1
 }
 

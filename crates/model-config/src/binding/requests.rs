@@ -115,7 +115,15 @@ pub(super) fn response_output(
     if let Some(gathered) = gathered {
         empty_dims = without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered);
     }
-    Ok(BoundOutput { batch_axis, form, dims, is_response: true, empty_dims, gathered, ..BoundOutput::new(info) })
+    Ok(BoundOutput {
+        batch_axis,
+        form,
+        dims,
+        is_response: true,
+        empty_dims,
+        gathered,
+        ..BoundOutput::new(&info.name, info.data_type)
+    })
 }
 
 /// The dims, if all but the batch axis are known.

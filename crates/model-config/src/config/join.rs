@@ -56,7 +56,7 @@ impl Join {
         model_file: Option<&(&'static str, String)>,
         states: &States,
     ) -> Result<(), ConfigError> {
-        // Triton fills that name in where nobody has named a file.
+        // Triton writes this name into a configuration that names no file.
         if let Some((source, name)) = model_file.filter(|(_, name)| name != TRITONS_NAME) {
             return Err(field(*source, format!("'{name}'"), "'join' lists the files: leave it out"));
         }

@@ -142,7 +142,7 @@ fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str)
         }
         Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
     };
-    // The size was cut to the capacity, so the error below would name a number that nobody has written.
+    // The size was cut to the capacity. The error below would show that number, which is not in the configuration.
     if first_slab < max_batch_size && first_slab == capacity {
         return Err(bad(
             "initial_buffer_size",
