@@ -158,25 +158,11 @@ def test_a_model_that_is_unloaded_saves_its_sequences(deploy, connect, location,
 
 
 @both_stores
-def test_a_model_that_is_loaded_with_another_durability_loses_no_step(deploy, connect, location):
-    later = saved_later(models.lstm("another"), location, NEVER_MS, worker_count=2)
-    at_once = stored(models.lstm("another"), location, worker_count=2)
-    deployment = deploy()
-    talks = [Diary(connect(deployment), later, number) for number in range(1, 6)]
-    for made, model in ((3, later), (6, at_once), (9, later)):
-        deployment.serve(model)
-        for talk in talks:
-            while talk.answered < made:
-                talk.step(start=talk.answered == 0)
-        deployment.unload(model)
-    assert [talk.lost for talk in talks] == [0] * 5
-
-
-@both_stores
-@pytest.mark.parametrize("interval_ms", [NEVER_MS, None], ids=["interval", "drain"])
-def test_a_model_that_is_loaded_again_loses_no_step(deploy, connect, location, interval_ms):
+@pytest.mark.parametrize("levels", ["interval", "drain", "interval, then step"])
+def test_a_model_that_is_loaded_again_loses_no_step(deploy, connect, location, levels):
     """Triton loads the new instance first. The older one goes when its last request has run, and has unsaved steps until then."""
-    model = saved_later(models.work("again"), location, interval_ms, worker_count=2)
+    model = saved_later(models.work("again"), location, None if levels == "drain" else NEVER_MS, worker_count=2)
+    later = stored(models.work("again"), location, worker_count=2) if "step" in levels else model
     deployment = deploy()
     deployment.serve(model)
     client = connect(deployment)
@@ -192,6 +178,7 @@ def test_a_model_that_is_loaded_again_loses_no_step(deploy, connect, location, i
     for value in (10, 100):
         running = client.send(model.name, fed(value, 1000), {"sequence_id": 3})
         time.sleep(0.05)
+        later.write(deployment.repository)
         # Triton loads a model again only if a file of a version has changed
         os.utime(deployment.repository / model.name / "1" / "model.onnx")
         deployment.admin.load_model(model.name)
@@ -291,6 +278,9 @@ def test_without_the_store_inference_goes_on_and_steps_are_saved_when_it_is_back
         store.kill()
     else:
         store.process.send_signal(signal.SIGSTOP)
+    live.step()
+    # the thread that writes finds it out, and says so once
+    eventually(lambda: "steps are not saved, because the store" in deployment.server.log_text(), bool)
     born, mine = Diary(connect(deployment), model, 4), Diary(connect(deployment), model, 3)
     born.start()
     mine.start()
