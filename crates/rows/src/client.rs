@@ -32,7 +32,6 @@ impl<'a> ClientBytes<'a> {
         Self { start, bytes, lent: PhantomData }
     }
 
-    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
@@ -55,6 +54,7 @@ impl<'a> ClientBytes<'a> {
     /// Appends a copy of all bytes.
     pub fn append_to(self, to: &mut Vec<u8>) {
         let written = to.len();
+        // A slice of memory that is not initialised would be unsound, even to write to.
         to.resize(written + self.bytes, 0);
         self.copy_to(&mut to[written..]);
     }
