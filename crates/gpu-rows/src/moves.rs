@@ -11,14 +11,11 @@ use rows::tensor::{Part, StorageType};
 /// Units of a tile, as in `rows.cu`. A block of the kernel works on one tile.
 const TILE: u32 = 1024;
 
-/// What a move does with the values of a row.
+/// What a move does with the values of a row: fp16 is widened to fp32, or fp32 narrowed to fp16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Copies them.
     None,
-    /// Converts fp16 to fp32.
     Widen,
-    /// Converts fp32 to fp16.
     Narrow,
     /// Rounds fp32 to the nearest value that fp16 can represent.
     Round,
@@ -27,17 +24,12 @@ pub enum Change {
 /// Pieces of equal size, each as far from the one before. Addresses are those of the first piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Address to read.
     pub from: u64,
-    /// Address to write.
     pub to: u64,
-    /// Bytes from one piece to the next at the source.
     pub from_stride: u64,
-    /// Bytes from one piece to the next at the target.
     pub to_stride: u64,
     /// Bytes of a piece at the target.
     pub bytes: u64,
-    /// Number of pieces.
     pub count: usize,
 }
 
@@ -104,11 +96,8 @@ mod kind {
 /// Moves of the table that are executed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Index of the first move.
     pub first: usize,
-    /// Number of moves.
     pub count: u32,
-    /// Tiles of all moves.
     pub tiles: u32,
 }
 
@@ -119,7 +108,6 @@ pub struct Moves {
     phases: Vec<Phase>,
     /// Index of the first move of the phase that is being collected.
     first: usize,
-    /// Tiles of that phase.
     tiles: u32,
     /// Bytes of the rows that come from the host. They are uploaded together with the table.
     carried: Vec<u8>,
@@ -131,7 +119,6 @@ pub struct Moves {
 const CARRIED_ALIGNMENT: usize = 16;
 
 impl Moves {
-    /// Moves pieces within the device's memory.
     pub fn push(&mut self, pieces: Pieces, change: Change) {
         let Pieces { from, to, from_stride, to_stride, bytes, count } = pieces;
         let is_gapless = from_stride == source_bytes(bytes, change) && to_stride == bytes;
@@ -180,7 +167,6 @@ impl Moves {
         self.table.is_empty()
     }
 
-    /// Bytes of the table with the rows that it carries.
     pub const fn bytes(&self) -> usize {
         self.carried_at() + self.carried.len()
     }
@@ -197,7 +183,6 @@ impl Moves {
         to[carried_at..][..self.carried.len()].copy_from_slice(&self.carried);
     }
 
-    /// Bytes of one move in the table.
     pub const fn move_bytes() -> usize {
         size_of::<RowMove>()
     }

@@ -70,14 +70,13 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Makes the queue of a stream. A stream must not have two queues.
+    /// A stream must not have two queues.
     pub fn new(stream: Arc<OwnedStream>, report: Arc<QueueReport>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
         let (moves, outgrown, kept) = (Moves::default(), Vec::new(), Vec::new());
         Ok(Self { stream, moves, arena, outgrown, report, is_busy: false, kept, failed: None })
     }
 
-    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         self.stream.device()
     }

@@ -56,16 +56,11 @@ struct State {
     counts: Counts,
 }
 
-/// Counts of the operations of a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Allocations of device memory.
     pub allocations: usize,
-    /// Waits.
     pub waits: usize,
-    /// Launches of the kernel.
     pub launches: usize,
-    /// Copies to and from the device.
     pub copies: usize,
 }
 
