@@ -35,14 +35,10 @@ pub struct Policy {
     pub has_place_for_all: bool,
 }
 
-/// The properties of a request that the table needs.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// The correlation id and where core has put its sequence.
     pub key: Key,
-    /// Whether the request starts the sequence.
     pub start: bool,
-    /// Whether the request ends the sequence.
     pub end: bool,
 }
 
@@ -55,7 +51,6 @@ pub struct Shortage {
     pub wanted: usize,
 }
 
-/// Why the table does not admit a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal<E = ()> {
     /// The request is not a START, and its sequence is not live.
@@ -63,10 +58,7 @@ pub enum Refusal<E = ()> {
     /// Two sequences with its id may have requests in core, and nothing tells whose this one is. Both have ended.
     Ambiguous,
     /// The request is a START, and every slot that may exist holds a sequence.
-    Full {
-        /// Number of slots that may exist.
-        capacity: usize,
-    },
+    Full { capacity: usize },
     /// The request is a START, and the slab for its slot could not be made, for this reason.
     Memory(E),
     /// Another request of the sequence is in flight. Core promises that this does not happen.
@@ -89,9 +81,7 @@ pub struct Counts {
 /// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
 #[derive(Debug)]
 pub struct Admitted<S> {
-    /// The slot that holds the sequence's state.
     pub slot: SlotId,
-    /// Memory of the slab that the slot is in.
     pub memory: S,
     /// Its good requests before this one.
     pub good: Good,
@@ -99,7 +89,6 @@ pub struct Admitted<S> {
 
 /// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "said above")]
 pub struct Good {
     pub requests: u32,
     pub since: Instant,
@@ -114,7 +103,6 @@ pub struct Sequences<S, C, H> {
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
-    /// An empty table, without slabs.
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
@@ -155,6 +143,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn prepare(&mut self, instance: u32, admissions: &[Admission], now: Instant) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
+        // First, because the sequences that they replace then no longer count against the capacity.
         starts().for_each(|key| incarnations.replace(records, key));
         let capacity = records.pool.capacity();
         if records.policy.has_place_for_all {
@@ -187,7 +176,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let of = records.instance(instance, now);
         of.watermark.arrive(admissions.len());
         if admissions.iter().any(|admission| admission.end) {
-            of.last_end = of.watermark.begun();
+            of.last_end = of.watermark.begun;
         }
         // The requests of a payload have no order. A request that is not a START belongs to an incarnation that started
         // before this payload.
@@ -227,7 +216,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.leavings.push(contents);
     }
 
-    /// The slot of the sequence in a lane.
     pub fn slot_in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
         self.incarnations.in_lane(instance, lane)
     }
@@ -359,22 +347,18 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.lives)
     }
 
-    /// Counts of sequences so far.
     pub const fn counts(&self) -> Counts {
         self.records.counts
     }
 
-    /// Live sequences.
     pub fn live(&self) -> usize {
-        self.records.pool.live() - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
+        self.records.pool.live - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
     }
 
-    /// Slots that exist.
     pub const fn slots(&self) -> usize {
-        self.records.pool.slots()
+        self.records.pool.slots
     }
 
-    /// Slabs that exist.
     pub const fn slabs(&self) -> usize {
         self.records.pool.slabs()
     }
