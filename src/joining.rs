@@ -25,6 +25,7 @@ use crate::config::{
     PartialConfig, SEARCH, StateDims, StatePairs, find_named_file,
 };
 use crate::conversion::{Served, add_states, comparisons, with_parameter};
+use crate::onnx::ModelSource;
 use crate::session::{Library, compare_joined};
 
 /// Why graphs are not joined.
@@ -81,7 +82,8 @@ pub fn joined(
         format!("joining and its check took {} ms", begun.elapsed().as_millis()),
     ];
     let warnings = converted.report.warnings.iter().map(with_parameter).collect();
-    Ok(Served::joined(folder, converted, notes, warnings))
+    let model = ModelSource::joined(folder.to_owned(), converted.model);
+    Ok(Served { model, initial_states: None, notes, warnings })
 }
 
 /// Reads or makes a graph. All weights go into it, because a session of a model in memory finds no files.
@@ -126,6 +128,10 @@ fn options(partial: &PartialConfig, asked: &Join, folder: &Path) -> Result<JoinO
         whole: context.first == FirstRequest::Whole,
     };
     let of_graphs = partial.contexts.iter().filter(|context| is_of_graph(&context.input));
+    let pieces = |name: &str| {
+        let file = find_named_file(folder, "parameter 'search'", name)?;
+        read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
+    };
     let tokens = asked.search.as_ref().and_then(|search| search.tokens.as_deref());
     Ok(JoinOptions {
         wires: asked.wires.clone(),
@@ -134,7 +140,7 @@ fn options(partial: &PartialConfig, asked: &Join, folder: &Path) -> Result<JoinO
         contexts: of_graphs.map(context).collect(),
         outputs: partial.outputs.iter().map(|output| output.name.clone()).filter(|name| is_of_graph(name)).collect(),
         search: asked.search.clone(),
-        pieces: tokens.map(|name| texts(name, folder)).transpose()?,
+        pieces: tokens.map(pieces).transpose()?,
     })
 }
 
@@ -147,11 +153,6 @@ fn dims(state: &StateDims) -> Option<(String, Vec<Dim>)> {
     };
     let dims: Option<Vec<Dim>> = state.dims.iter().enumerate().map(dim).collect();
     Some((state.name.clone(), dims?))
-}
-
-fn texts(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
-    let file = find_named_file(folder, "parameter 'search'", name)?;
-    read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
 }
 
 /// Refuses windows, generated inputs and constants for inputs that a wire leads to: the backend makes them only for inputs of
