@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::config::{ConfigError, POLL_WAIT, PollWait};
 use crate::error::LoadError;
-use crate::model::{Location, Model, ServerDefaults};
+use crate::model::{Model, ServerDefaults};
 use crate::panic::Panic;
 use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
@@ -60,8 +60,7 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
 /// Loads the model that Triton describes.
 pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
     let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
-    let location = Location { version: model.version()?, repository: model.repository()? };
-    Model::load(model, &location, &library, server_defaults(&command_line(backend)?)?)
+    Model::load(model, &library, server_defaults(&command_line(backend)?)?)
 }
 
 fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {

@@ -155,11 +155,21 @@ fn dims(state: &StateDims) -> Option<(String, Vec<Dim>)> {
     Some((state.name.clone(), dims?))
 }
 
-/// Refuses windows, generated inputs and constants for inputs that a wire leads to: the backend makes them only for inputs of
-/// requests.
-fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<(), JoiningError> {
+/// Removes the contexts of wired inputs from the configuration, because the joined model contains them. Refuses windows,
+/// generated inputs and constants for these: the backend makes them only for inputs of requests.
+fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
     const ONE_OF_TWO: &str = "it takes what the wire brings: leave one of the two out";
+    let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
     let refused = |parameter, input: &str, rule| Err(JoiningError::Inner { parameter, input: input.to_owned(), rule });
+    for context in partial.contexts.iter().filter(|context| inner(&context.input)) {
+        if context.new.is_some() {
+            let rule = "leave out '+' and the number of new elements: the graph that gives the input decides it";
+            return refused("input_context", &context.input, rule);
+        }
+        if context.first == FirstRequest::Repeat {
+            return refused("input_context", &context.input, "':zeros' or ':whole' is expected");
+        }
+    }
     if let Some(window) = partial.windows.inputs.iter().find(|window| inner(&window.input)) {
         let rule = "windows are cut from inputs of requests, and all graphs run for each window: name an input of \
                     requests, with the length that makes one window for this input";
@@ -182,26 +192,9 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
             return refused(GENERATED_INPUTS, &counted.name, rule);
         }
     }
-    match partial.constants().iter().find(|(input, _)| inner(input)) {
-        Some((input, _)) => refused("constant_inputs", input, ONE_OF_TWO),
-        None => Ok(()),
+    if let Some((input, _)) = partial.constants().iter().find(|(input, _)| inner(input)) {
+        return refused("constant_inputs", input, ONE_OF_TWO);
     }
-}
-
-/// Removes the contexts of wired inputs from the configuration, because the joined model contains them.
-fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
-    let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
-    for context in partial.contexts.iter().filter(|context| inner(&context.input)) {
-        let refused =
-            |rule| Err(JoiningError::Inner { parameter: "input_context", input: context.input.clone(), rule });
-        if context.new.is_some() {
-            return refused("leave out '+' and the number of new elements: the graph that gives the input decides it");
-        }
-        if context.first == FirstRequest::Repeat {
-            return refused("':zeros' or ':whole' is expected");
-        }
-    }
-    check_inner(partial, inner)?;
     partial.contexts.retain(|context| !plan.has_context(&context.input));
     Ok(())
 }

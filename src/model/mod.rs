@@ -9,7 +9,6 @@ mod prepared;
 mod sessions;
 mod site;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -70,27 +69,17 @@ pub struct ServerDefaults {
     pub state_store: Option<state_store::Location>,
 }
 
-#[derive(Clone, Debug)]
-pub struct Location {
-    pub version: u64,
-    /// The model's folder, with a folder for each version.
-    pub repository: PathBuf,
-}
-
 impl Model {
     /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state
     /// pools.
-    pub fn load(
-        triton: triton::Model,
-        location: &Location,
-        library: &Arc<Library>,
-        defaults: ServerDefaults,
-    ) -> Result<Self, LoadError> {
+    pub fn load(triton: triton::Model, library: &Arc<Library>, defaults: ServerDefaults) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         partial.poll_wait = defaults.poll_wait;
         partial.state_store = defaults.state_store;
         partial.put_cpu_instances_on(devices_for_cpu_instances());
-        let version_dir = location.repository.join(location.version.to_string());
+        // The repository has a folder for each version.
+        let (version, repository) = (triton.version()?, triton.repository()?);
+        let version_dir = repository.join(version.to_string());
         let completes = triton.wants_completion().unwrap_or(false);
         let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size, rows_mix: false };
         let Served { model, initial_states, notes, warnings } =
@@ -102,9 +91,7 @@ impl Model {
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let mut prepared =
-            Prepared::new(&mut partial, &session, &sessions.source, &location.repository, settings, || {
-                sessions.on_host()
-            })?;
+            Prepared::new(&mut partial, &session, &sessions.source, &repository, settings, || sessions.on_host())?;
         check_server(&partial, &prepared)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
@@ -124,15 +111,13 @@ impl Model {
         if sessions.providers.cuda_graph {
             check_graphs(&session, library, &binding, &sessions.source)?;
         }
-        let site = |placement: &Placement| {
-            Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
-        };
+        let site = |placement: &Placement| Site::new(&config, &binding, placement, devices.of(placement.kind), version);
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let binding = Arc::new(binding);
-        let keeper = keeper(&config, &binding, location.version)?;
+        let keeper = keeper(&config, &binding, version)?;
         let model = Self { config, binding, state_api, sessions, initial_model, keeper, sites, next_instance };
-        model.log(location, &session, library, &plan);
+        model.log(version, &session, library, &plan);
         Ok(model)
     }
 
@@ -192,8 +177,8 @@ impl Model {
     }
 
     /// Logs the whole resolved configuration, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
-        let name = format!("{} version {}", self.config.model, location.version);
+    fn log(&self, version: u64, session: &Session, library: &Library, plan: &Plan) {
+        let name = format!("{} version {}", self.config.model, version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
             self.sessions.source,

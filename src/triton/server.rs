@@ -11,7 +11,7 @@ use super::error::check;
 const OLDEST_BACKEND_API: u32 = 8;
 
 /// What older servers cannot do, and what this backend then does. Metrics have log lines of their own.
-const LIMITS: [(fn(&Api) -> bool, &str); 4] = [
+const LIMITS: [(IsAbsent, &str); 4] = [
     (|api| !has_request_parameters(api), "models with parameter 'state_api' are refused"),
     (|api| api.TRITONBACKEND_RequestIsCancelled.is_none(), "cancelled requests are run"),
     (
@@ -20,6 +20,8 @@ const LIMITS: [(fn(&Api) -> bool, &str); 4] = [
     ),
     (|api| api.TRITONBACKEND_ModelInstanceReportMemoryUsage.is_none(), "memory on GPUs is not reported to the server"),
 ];
+
+type IsAbsent = fn(&Api) -> bool;
 
 const fn has_request_parameters(api: &Api) -> bool {
     api.TRITONBACKEND_RequestParameterCount.is_some() && api.TRITONBACKEND_RequestParameter.is_some()

@@ -37,16 +37,11 @@ impl SlotLimits {
     pub const fn all_at_once(capacity: usize) -> Self {
         Self { capacity, reserve: 0, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
     }
-
-    /// Whether slots within the capacity are added and removed after the load.
-    const fn is_lazy(&self) -> bool {
-        self.first_slab < self.capacity
-    }
 }
 
 impl fmt::Display for SlotLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.is_lazy() {
+        if self.first_slab >= self.capacity {
             return write!(f, "all slots made at load");
         }
         write!(

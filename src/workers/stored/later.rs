@@ -327,7 +327,7 @@ impl Stored {
 
     /// The instance goes away: its sequences are saved.
     pub fn leave_all(&self, later: &Later, instance: &mut Instance) {
-        let lanes: Vec<_> = self.sequences.lock().lanes();
+        let lanes: Vec<_> = self.sequences.lock().by_lane.keys().copied().collect();
         let over = lanes.into_iter().filter(|&lane| instance.has(lane));
         let over: Vec<_> = over.map(|lane| Over { lane, why: OverBy::Released }).collect();
         self.save_leaving(later, instance, &over);

@@ -112,10 +112,6 @@ impl Owned {
         Some(sequence)
     }
 
-    fn lanes(&self) -> Vec<u32> {
-        self.by_lane.keys().copied().collect()
-    }
-
     /// The lanes of the sequences with an id, the youngest last.
     fn lanes_of(&self, key: &[u8]) -> &[u32] {
         self.by_key.get(key).map_or(&[], SmallVec::as_slice)
