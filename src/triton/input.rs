@@ -93,8 +93,7 @@ impl RawDims {
 pub(super) enum Elements {
     Lent(SmallVec<[Piece; 1]>),
     /// In our own memory, which the client cannot change.
-    Owned(Arc<Vec<u8>>),
-    Strings(Arc<Strings>),
+    Held(HeldElements),
 }
 
 /// An input that a sequence keeps for its next requests.
@@ -108,19 +107,25 @@ pub struct HeldInput {
     pub charge: Option<Arc<Charge>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldElements {
     Bytes(Arc<Vec<u8>>),
     Strings(Arc<Strings>),
 }
 
+impl HeldElements {
+    fn byte_len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Strings(read) => strings::written_bytes(read.iter()),
+        }
+    }
+}
+
 impl HeldInput {
     /// Bytes of its elements, with the lengths of strings.
     pub fn byte_len(&self) -> usize {
-        match &self.elements {
-            HeldElements::Bytes(bytes) => bytes.len(),
-            HeldElements::Strings(read) => strings::written_bytes(read.iter()),
-        }
+        self.elements.byte_len()
     }
 }
 
@@ -258,28 +263,21 @@ impl<'a> Input<'a> {
     pub fn pieces(self) -> impl Iterator<Item = ClientBytes<'a>> + Clone {
         let (lent, owned) = match &self.0.elements {
             Elements::Lent(buffers) => (buffers.as_slice(), None),
-            Elements::Owned(bytes) => (&[][..], Some(bytes.as_slice().into())),
-            Elements::Strings(_) => (&[][..], None),
+            Elements::Held(HeldElements::Bytes(bytes)) => (&[][..], Some(bytes.as_slice().into())),
+            Elements::Held(HeldElements::Strings(_)) => (&[][..], None),
         };
         lent.iter().map(Piece::on_host).chain(owned)
     }
 
     /// The elements, if they have been read as strings.
     pub fn strings(self) -> Option<&'a Strings> {
-        match &self.0.elements {
-            Elements::Strings(read) => Some(read),
-            Elements::Lent(_) | Elements::Owned(_) => None,
-        }
+        if let Elements::Held(HeldElements::Strings(read)) = &self.0.elements { Some(read) } else { None }
     }
 
     /// Whether both have been copied and have the same elements. Elements that a client can still change are never the
     /// same.
     pub fn is_same(self, other: Self) -> bool {
-        match (&self.0.elements, &other.0.elements) {
-            (Elements::Owned(one), Elements::Owned(other)) => one == other,
-            (Elements::Strings(one), Elements::Strings(other)) => one == other,
-            _ => false,
-        }
+        matches!((&self.0.elements, &other.0.elements), (Elements::Held(one), Elements::Held(other)) if one == other)
     }
 
     /// Where the elements are, if they are together in memory of a GPU.
@@ -298,8 +296,7 @@ impl<'a> Input<'a> {
     pub fn bytes(self) -> usize {
         match &self.0.elements {
             Elements::Lent(buffers) => buffers.iter().map(|piece| piece.bytes.len).sum(),
-            Elements::Owned(bytes) => bytes.len(),
-            Elements::Strings(read) => strings::written_bytes(read.iter()),
+            Elements::Held(held) => held.byte_len(),
         }
     }
 }

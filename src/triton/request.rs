@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rows::strings;
+use rows::strings::{self, Strings};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, call};
@@ -138,7 +138,7 @@ impl Request {
     pub fn copy_input(&mut self, index: usize) -> Result<(), NotCopied> {
         let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
         if let Elements::Lent(buffers) = &input.elements {
-            input.elements = Elements::Owned(Arc::new(copy_buffers(buffers)?));
+            input.elements = Elements::Held(HeldElements::Bytes(Arc::new(copy_buffers(buffers)?)));
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ impl Request {
             if let Some(Some(input)) = requests[request].inputs.get_mut(index)
                 && matches!(input.elements, Elements::Lent(_))
             {
-                input.elements = Elements::Owned(Arc::new(copied));
+                input.elements = Elements::Held(HeldElements::Bytes(Arc::new(copied)));
             }
             Ok(())
         };
@@ -167,39 +167,35 @@ impl Request {
     /// strings in Triton's form.
     pub fn read_strings(&mut self, index: usize) -> Result<Option<usize>, NotCopied> {
         self.copy_input(index)?;
-        let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
-        if let Elements::Owned(bytes) = elements {
-            let Some(read) = strings::read(bytes).map_err(NotCopied::Memory)? else { return Ok(None) };
-            *elements = Elements::Strings(Arc::new(read));
-        }
-        match elements {
-            Elements::Strings(read) => Ok(Some(read.len())),
-            Elements::Lent(_) | Elements::Owned(_) => Ok(None),
-        }
+        let Some(Some(RawInput { elements: Elements::Held(held), .. })) = self.inputs.get_mut(index) else {
+            return Ok(None);
+        };
+        let read = match held {
+            HeldElements::Strings(read) => return Ok(Some(read.len())),
+            HeldElements::Bytes(bytes) => strings::read(bytes).map_err(NotCopied::Memory)?,
+        };
+        let count = read.as_ref().map(Strings::len);
+        read.into_iter().for_each(|read| *held = HeldElements::Strings(Arc::new(read)));
+        Ok(count)
     }
 
     /// Copies input number `index` to our own memory, and shares the copy. `None` if the request does not carry it.
     pub fn hold_input(&mut self, index: usize) -> Result<Option<HeldInput>, NotCopied> {
         self.copy_input(index)?;
-        let Some(Some(RawInput { data_type: Some(data_type), dims, elements })) = self.inputs.get(index) else {
-            return Ok(None);
-        };
-        let elements = match elements {
-            Elements::Owned(bytes) => HeldElements::Bytes(bytes.clone()),
-            Elements::Strings(read) => HeldElements::Strings(read.clone()),
-            Elements::Lent(_) => return Ok(None),
-        };
-        Ok(Some(HeldInput { data_type: *data_type, dims: dims.as_slice().into(), elements, charge: None }))
+        Ok(match self.inputs.get(index) {
+            Some(Some(RawInput { data_type: Some(data_type), dims, elements: Elements::Held(elements) })) => {
+                let (dims, elements) = (dims.as_slice().into(), elements.clone());
+                Some(HeldInput { data_type: *data_type, dims, elements, charge: None })
+            }
+            _ => None,
+        })
     }
 
     pub fn set_input(&mut self, index: usize, held: &HeldInput) {
         let HeldInput { data_type, dims, elements, .. } = held.clone();
-        let elements = match elements {
-            HeldElements::Bytes(bytes) => Elements::Owned(bytes),
-            HeldElements::Strings(read) => Elements::Strings(read),
-        };
         if let Some(input) = self.inputs.get_mut(index) {
-            *input = Some(RawInput { data_type: Some(data_type), dims: RawDims::Owned(dims), elements });
+            let (dims, elements) = (RawDims::Owned(dims), Elements::Held(elements));
+            *input = Some(RawInput { data_type: Some(data_type), dims, elements });
         }
     }
 

@@ -8,7 +8,7 @@ use rows::strings;
 use rows::tensor::{DataType, element_count};
 
 use super::error::{Code, Error};
-use super::input::{Elements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
+use super::input::{Elements, HeldElements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
 use super::raw::{OutputMemory, RawRequest, RowOutput};
 
 pub(super) struct Part {
@@ -56,7 +56,7 @@ impl Part {
             let each = buffers.iter().map(Piece::byte_len).sum::<usize>() / rows;
             copy_part(buffers, self.row * each..(self.row + 1) * each).map_err(not_copied)?
         };
-        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Owned(Arc::new(row)));
+        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Held(HeldElements::Bytes(Arc::new(row))));
         Ok(input)
     }
 }

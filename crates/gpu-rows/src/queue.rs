@@ -283,20 +283,6 @@ impl Queue {
         unsafe { self.driver().copy(self.stream.stream, from, to.address(), to.byte_len()) }
     }
 
-    /// Enqueues a copy of a whole buffer to another one. Benchmarks compare moves of rows with it. Panics if `to` is
-    /// smaller.
-    ///
-    /// # Safety
-    /// Until [`Queue::synchronise`] returns, both must stay allocated.
-    pub unsafe fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
-        assert!(from.byte_len() <= to.byte_len(), "a copy beyond the end of a buffer");
-        self.is_busy = true;
-        self.driver().make_current()?;
-        // SAFETY: both have the bytes, as checked above. The caller guarantees that they stay allocated until the copy
-        // is complete.
-        unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
-    }
-
     /// Enqueues the collected moves, so that the run that ONNX Runtime enqueues next is executed after them.
     pub fn before_run(&mut self) -> Result<(), DeviceError> {
         self.flush()?;

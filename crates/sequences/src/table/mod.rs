@@ -236,8 +236,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Takes back the slot of an admitted request. If the request has END, its instance has dropped the state. Returns whether
     /// the request must be held ([`Sequences::hold`]). Otherwise the caller must release it next, and core can then send the
     /// sequence's next request.
-    ///
-    /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
