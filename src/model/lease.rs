@@ -76,8 +76,8 @@ pub struct StateMemory {
 }
 
 impl LiveSequences {
-    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`]. `drop_state`:
-    /// see [`LiveSequences::tick`].
+    /// Admits the requests of a payload; see [`sequences::Sequences::admit`]. To be followed by [`LiveSequences::settle`].
+    /// `drop_state`: see [`LiveSequences::tick`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
