@@ -51,7 +51,6 @@ impl<'a> ClientBytes<'a> {
         unsafe { ptr::copy_nonoverlapping(self.start, to.as_mut_ptr(), self.bytes) };
     }
 
-    /// Appends a copy of all bytes.
     pub fn append_to(self, to: &mut Vec<u8>) {
         let written = to.len();
         // A slice of memory that is not initialised would be unsound, even to write to.

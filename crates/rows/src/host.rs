@@ -57,7 +57,6 @@ mod pages {
     /// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
     const HUGE_FROM: usize = 4 << 20;
 
-    /// An anonymous mapping.
     pub struct Pages(MmapRaw);
 
     impl Pages {

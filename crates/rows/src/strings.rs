@@ -28,7 +28,6 @@ impl Strings {
         Self { bytes, ends: starts }
     }
 
-    /// An element `count` times.
     pub fn repeated(element: &[u8], count: usize) -> Result<Self, NoMemory> {
         let mut strings = Self { bytes: reserve(element.len().saturating_mul(count))?, ends: reserve(count)? };
         (0..count).for_each(|_| strings.push(element));

@@ -114,7 +114,6 @@ pub fn element_count(dims: &[i64]) -> Option<usize> {
 /// How the elements of a state are stored between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageType {
-    /// In the model's type.
     Exact,
     /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
     Fp16,

@@ -57,7 +57,6 @@ pub struct Watermark {
     unpassed: VecDeque<Finished>,
 }
 
-/// A payload whose requests have been released.
 struct Finished {
     payload: u64,
     /// `Watermark::requests` when the payload finished.

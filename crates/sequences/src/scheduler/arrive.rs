@@ -225,7 +225,6 @@ impl<R> Scheduler<R> {
         self.waiting.is_empty() && self.placed < self.rules.max_sequences
     }
 
-    /// Until when a request waits for a place.
     pub(super) fn until(&self, wait: Option<Duration>, now: Instant) -> Instant {
         let longest_wait = self.rules.longest_wait;
         now + wait.unwrap_or(longest_wait).min(longest_wait)

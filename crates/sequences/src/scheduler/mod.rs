@@ -121,7 +121,6 @@ struct Worker {
 const BATCHES_FOR_ONE_FAILED: usize = 10;
 
 enum Task {
-    /// Run the next request of the sequence in this lane.
     Run(u32),
     End(Over),
 }
@@ -493,7 +492,6 @@ impl<R> Scheduler<R> {
     }
 }
 
-/// Whether the next request of a sequence is its last one.
 fn ends_next<R>(sequences: &HashMap<u32, Sequence<R>>, lane: u32) -> bool {
     sequences.get(&lane).is_some_and(|sequence| sequence.closed && sequence.requests.len() == 1)
 }

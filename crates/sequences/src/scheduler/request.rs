@@ -87,7 +87,6 @@ impl Control {
     }
 }
 
-/// What a START begins with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Own,
@@ -202,7 +201,6 @@ pub struct Lookup {
     pub starts: bool,
 }
 
-/// A request of the next batch.
 #[derive(Debug)]
 pub struct Ready<R> {
     pub lane: u32,
@@ -242,7 +240,6 @@ pub struct Over {
     pub why: OverBy,
 }
 
-/// Why a sequence is over without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverBy {
     /// Another START replaced it, or its state is lost.

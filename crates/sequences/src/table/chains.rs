@@ -52,12 +52,10 @@ impl Chains {
         self.chains.get(key).filter(|chain| chain.stateless.is_none())?.incarnations.first().copied()
     }
 
-    /// The incarnation of an id that started last.
     fn last(&self, key: &Key) -> Option<SlotId> {
         self.chains.get(key)?.incarnations.last().copied()
     }
 
-    /// Why requests of an id have no sequence.
     fn refusal(&self, key: &Key) -> Refusal {
         let stateless = self.chains.get(key).and_then(|chain| chain.stateless.as_ref());
         if stateless.is_some_and(|stateless| stateless.are_ambiguous) { Refusal::Ambiguous } else { Refusal::Unknown }
@@ -280,7 +278,6 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         gone.into_iter().flat_map(|chain| chain.incarnations).collect()
     }
 
-    /// Looks at the chains whose payload is passed.
     fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32) {
         let passed = records.passed(instance);
         // One look at a time, because it may add others.

@@ -47,10 +47,8 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// Ends the incarnations that the watermark of an instance proves to be over.
     fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32) {}
 
-    /// See [`super::Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
-    /// See [`super::Sequences::have_been_released`].
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
 
     /// Number of lanes or chains, and number of keys that are queued to be looked at.

@@ -45,7 +45,6 @@ pub struct Admission {
 /// The STARTs of a payload need more slots than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Slots of the slab to add.
     pub slab_slots: usize,
     /// Slots that must be free.
     pub wanted: usize,
@@ -68,13 +67,10 @@ pub enum Refusal<E = ()> {
 /// Counts of sequences since the model was loaded. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// START requests that got a slot.
     pub started: u64,
     /// Sequences that ended with END or a failed START, or that another START replaced.
     pub ended: u64,
-    /// Sequences that were dropped because they were idle.
     pub expired: u64,
-    /// START requests that got no slot.
     pub rejected: u64,
 }
 
@@ -109,22 +105,18 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
-    /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
     pub fn slab_due(&self) -> Option<usize> {
         self.records.pool.slab_due()
     }
 
-    /// Adds a slab of `slots` slots, unless `wanted` slots are free by now and none is due. Then returns the memory.
     pub fn add_slab(&mut self, memory: S, slots: usize, wanted: usize) -> Option<S> {
         self.records.pool.add_slab(memory, slots, wanted)
     }
 
-    /// Whether the thresholds ask to add or to remove a slab.
     pub fn needs_adjustment(&self) -> bool {
         self.records.pool.needs_adjustment()
     }
 
-    /// Removes the last slab if the thresholds ask for it. Returns its memory.
     pub fn take_spare_slab(&mut self) -> Option<S> {
         self.records.pool.take_spare_slab()
     }
@@ -326,7 +318,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.free(slot);
     }
 
-    /// Ends all sequences of an instance that is being removed.
     pub fn retire_instance(&mut self, instance: u32) {
         for slot in self.incarnations.retire_instance(instance) {
             self.records.end(slot, false);
@@ -361,7 +352,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.slabs()
     }
 
-    /// Most sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.records.pool.capacity()
     }

@@ -104,7 +104,6 @@ impl<S, C, H> Records<S, C, H> {
         })
     }
 
-    /// The latest payload that has begun on an instance.
     pub fn payload(&self, instance: u32) -> u64 {
         self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun)
     }
@@ -130,7 +129,6 @@ impl<S, C, H> Records<S, C, H> {
             && record.delayed_until.max(watermark.lost) <= watermark.passed_before
     }
 
-    /// Occupies a slot for a START.
     pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal>
     where
         C: Default,
