@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::config::{ConfigError, POLL_WAIT, PollWait};
 use crate::error::LoadError;
-use crate::model::{Location, Model, ServerDefaults};
+use crate::model::{Model, ServerDefaults};
 use crate::panic::Panic;
 use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
@@ -37,6 +37,7 @@ const KNOWN: [&str; 7] = [
 
 /// Finds the server and ONNX Runtime. Called again for another server in the same process.
 pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
+    // First, because errors and the log go through functions of the server.
     triton::load()?;
     triton::install_log();
     let command_line = command_line(backend)?;
@@ -59,32 +60,30 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
 /// Loads the model that Triton describes.
 pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
     let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
-    let location = Location { version: model.version()?, repository: model.repository()? };
-    Model::load(model, &location, &library, server_defaults(&command_line(backend)?)?)
+    Model::load(model, &library, server_defaults(&command_line(backend)?)?)
 }
 
 fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
     let max_batch_size = cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok()).unwrap_or(0);
     let poll_wait = |value: &String| {
-        PollWait::new(value).ok_or_else(|| LoadError::BackendConfig {
-            name: POLL_WAIT.to_owned(),
-            value: value.clone(),
-            allowed: "a number of minutes, 0 or more, is expected".to_owned(),
-        })
+        let allowed = "a number of minutes, 0 or more, is expected";
+        PollWait::new(value).ok_or_else(|| wrong(POLL_WAIT, value, allowed.to_owned()))
     };
     let state_store = |value: &String| {
-        state_store::Location::new(value).map_err(|error| LoadError::BackendConfig {
-            name: STATE_STORE.to_owned(),
-            // A password may be behind the scheme.
-            value: format!("{}:...", value.split(':').next().unwrap_or_default()),
-            allowed: error.to_string(),
-        })
+        // A password may be behind the scheme.
+        let scheme = value.split(':').next().unwrap_or_default();
+        state_store::Location::new(value)
+            .map_err(|error| wrong(STATE_STORE, &format!("{scheme}:..."), error.to_string()))
     };
     Ok(ServerDefaults {
         max_batch_size,
         poll_wait: cmdline.get(POLL_WAIT).map(poll_wait).transpose()?,
         state_store: cmdline.get(STATE_STORE).map(state_store).transpose()?,
     })
+}
+
+fn wrong(name: &str, value: &str, allowed: String) -> LoadError {
+    LoadError::BackendConfig { name: name.to_owned(), value: value.to_owned(), allowed }
 }
 
 /// What the server's command line says to backends: names and values.
@@ -105,10 +104,7 @@ fn check_names(cmdline: &CommandLine) -> Result<(), LoadError> {
     let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !is_tritons(name);
     match cmdline.keys().find(unknown) {
         None => Ok(()),
-        Some(name) => {
-            let (name, value) = (name.clone(), cmdline[name].clone());
-            Err(LoadError::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
-        }
+        Some(name) => Err(wrong(name, &cmdline[name], format!("known settings are {}", KNOWN.join(", ")))),
     }
 }
 
@@ -127,11 +123,10 @@ fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, Load
         [LogLevel::Verbose, LogLevel::Info, LogLevel::Warning, LogLevel::Error, LogLevel::Fatal];
     let number = |name: &str, default: usize, most: usize| match cmdline.get(name) {
         None => Ok(default),
-        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| LoadError::BackendConfig {
-            name: name.to_owned(),
-            value: value.clone(),
-            allowed: format!("a number from 0 to {most} is expected"),
-        }),
+        Some(value) => {
+            let parsed = value.parse().ok().filter(|&number| number <= most);
+            parsed.ok_or_else(|| wrong(name, value, format!("a number from 0 to {most} is expected")))
+        }
     };
     let log_level = LEVELS[number("ort-logging-level", 2, LEVELS.len() - 1)?];
     let threads = (number("intra_op_thread_count", 0, 1024)?, number("inter_op_thread_count", 0, 1024)?);

@@ -78,7 +78,10 @@ pub fn convert_if_asked(
         return Ok(Served::unchanged(file));
     }
     let begun = Instant::now();
-    let pairs = own_states(partial, &file, library, settings)?;
+    let original = Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu)?;
+    let pairs = own_pairs(partial, &file.clone().into(), original.signature(), original.graph_description(), settings)?;
+    // Its weights may be large, and the conversion holds them again.
+    drop(original);
     // A model that has states may run over the steps of a request as its author wanted. Only axes that are written say
     // that the steps go on in the next request.
     let names_axes = asked.recurrences.as_ref().is_some_and(|axes| !axes.is_empty());
@@ -100,7 +103,13 @@ pub fn convert_if_asked(
     if is_unchanged && !pairs.is_empty() && converted.report.steps_multiple == 1 {
         return Ok(Served { notes: vec![no_effect(&pairs)], ..Served::unchanged(file) });
     }
-    let compared = check(library, &file, &converted)?;
+    let models = Models {
+        original: converted.original.as_deref().map_or(Source::File(&file), Source::Bytes),
+        converted: Source::Bytes(&converted.model),
+        initial_states: converted.initial_states.as_deref().map(Source::Bytes),
+    };
+    let compared = compare(library, &models, &converted.report);
+    let compared = compared.map_err(|why| ConversionError::Check { file: file.clone(), why })?;
     let converted = if asked.zero_initial_states {
         converted.starting_at_zero().map_err(|error| refused(&file, cuts, &error.into()))?
     } else {
@@ -112,7 +121,8 @@ pub fn convert_if_asked(
     notes.extend(described(&converted.report, &compared));
     notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
     warnings.extend(converted.report.warnings.iter().map(with_parameter));
-    Ok(Served::converted(&file, converted, notes, warnings))
+    let initial_states = converted.initial_states.map(|bytes| ModelSource::initial_states(file.clone(), bytes));
+    Ok(Served { model: ModelSource::converted(file, converted.model), initial_states, notes, warnings })
 }
 
 fn no_effect(pairs: &[StatePair]) -> String {
@@ -168,33 +178,6 @@ impl Served {
     fn unchanged(file: PathBuf) -> Self {
         Self { model: file.into(), initial_states: None, notes: Vec::new(), warnings: Vec::new() }
     }
-
-    /// A model that was made of the graphs in a folder.
-    pub fn joined(folder: &Path, converted: Converted, notes: Vec<String>, warnings: Vec<String>) -> Self {
-        let model = ModelSource::joined(folder.to_owned(), converted.model);
-        Self { model, initial_states: None, notes, warnings }
-    }
-
-    fn converted(file: &Path, converted: Converted, notes: Vec<String>, warnings: Vec<String>) -> Self {
-        Self {
-            model: ModelSource::converted(file.to_owned(), converted.model),
-            initial_states: converted.initial_states.map(|bytes| ModelSource::initial_states(file.to_owned(), bytes)),
-            notes,
-            warnings,
-        }
-    }
-}
-
-/// The states that the model has before it is converted.
-fn own_states(
-    partial: &PartialConfig,
-    file: &Path,
-    library: &Library,
-    settings: Settings,
-) -> Result<Vec<StatePair>, ConversionError> {
-    let model = file.to_owned().into();
-    let original = Session::open(library, &model, &partial.session, Provider::Cpu)?;
-    Ok(own_pairs(partial, &model, original.signature(), original.graph_description(), settings)?)
 }
 
 fn convert(
@@ -249,6 +232,7 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
         Ok(of_inputs.map(|weight| (weight.name().to_owned(), numbers(weight))).collect())
     };
     let mut found = of_inputs(read(model)?)?;
+    // What `read` gives lacks large weights. All weights are read only for a state that has one of them.
     if found.values().any(Option::is_none) {
         let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
         found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?)?;
@@ -294,16 +278,6 @@ const fn parameter(hint: Hint) -> &'static str {
         Hint::OpenBatch => "'open_batch' lets them",
         Hint::StartAtZero => "'use_const_initializer' starts them at zero",
     }
-}
-
-fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Compared>, ConversionError> {
-    let models = Models {
-        original: converted.original.as_deref().map_or(Source::File(file), Source::Bytes),
-        converted: Source::Bytes(&converted.model),
-        initial_states: converted.initial_states.as_deref().map(Source::Bytes),
-    };
-    let compared = compare(library, &models, &converted.report);
-    compared.map_err(|why| ConversionError::Check { file: file.to_owned(), why })
 }
 
 /// Gives the configuration the states of the converted model, and where they start.

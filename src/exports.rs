@@ -2,6 +2,11 @@
 //!
 //! Triton keeps a pointer of ours with each of its objects: an `Arc<Model>` with a model, a `Box<Scheduled>` with an
 //! instance. Triton may call Finalize after an Initialize that failed. Then the pointer is null.
+//!
+//! # Safety
+//! Only Triton may call these, with objects of its own that are alive.
+
+#![expect(clippy::missing_safety_doc, reason = "the head says it for all")]
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -47,9 +52,6 @@ fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Panic> {
 }
 
 /// Called once when the backend is loaded, and again by a second server in the same process.
-///
-/// # Safety
-/// Called by Triton, with a live backend.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
     // SAFETY: Triton's backend, alive during the call.
@@ -57,18 +59,12 @@ pub unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut TRITONBACKEND_Ba
 }
 
 /// Called when the server stops. ONNX Runtime stays, for the next server in the process.
-///
-/// # Safety
-/// Called by Triton.
 #[unsafe(no_mangle)]
 pub const unsafe extern "C" fn TRITONBACKEND_Finalize(_backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
     ptr::null_mut()
 }
 
 /// Called when a version of a model is loaded.
-///
-/// # Safety
-/// Called by Triton, with a live model.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND_Model) -> *mut TRITONSERVER_Error {
     guard(|| {
@@ -86,9 +82,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
 }
 
 /// Called when a model version is unloaded, after its instances are gone.
-///
-/// # Safety
-/// Called by Triton, with a live model.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_Model) -> *mut TRITONSERVER_Error {
     guard(|| {
@@ -106,9 +99,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_M
 }
 
 /// Called for each instance of a loaded model.
-///
-/// # Safety
-/// Called by Triton, with a live instance.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
     instance: *mut TRITONBACKEND_ModelInstance,
@@ -135,9 +125,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
 
 /// Called by Triton 25.12 and newer when a client asks whether the model is ready, also during Execute. An error means
 /// that it is not. `/v2/health/ready` asks since 26.04.
-///
-/// # Safety
-/// Called by Triton, with a live instance.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
     instance: *mut TRITONBACKEND_ModelInstance,
@@ -156,9 +143,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
 }
 
 /// Called when an instance goes away, after its last Execute.
-///
-/// # Safety
-/// Called by Triton, with a live instance.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
     instance: *mut TRITONBACKEND_ModelInstance,
@@ -180,9 +164,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
 /// Called with the requests of a payload, never twice at once for an instance. If this returned an error, core would
 /// answer and release the requests. So an error is returned only before the first request is taken. From then on, this
 /// backend answers and releases all of them, whatever happens.
-///
-/// # Safety
-/// Called by Triton, with a live instance and `count` live requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     instance: *mut TRITONBACKEND_ModelInstance,

@@ -261,37 +261,11 @@ const PARAMETERS: [(&str, &[&str]); 17] = [
     ("max_rows_per_run", &["1", "4", "0"]),
     ("state_pair_patterns", &["<<<*_in, *_out>>>", "<<<past.*, present.*>>>", "<<<*, *>>>"]),
 ];
+/// A number that no integer holds.
+const HUGE: &str = "99999999999999999999";
 const TOKENS: [&str; 30] = [
-    "s_in",
-    "s_out",
-    "x",
-    "y",
-    "len",
-    "<<<",
-    ">>>",
-    ",",
-    " ",
-    "=",
-    "@",
-    "(",
-    ")",
-    "[",
-    "]",
-    ":",
-    "*",
-    "-1",
-    "0",
-    "1",
-    "4",
-    "99999999999999999999",
-    "steps",
-    "mask",
-    "zeros",
-    "batch",
-    "auto",
-    "nan",
-    "\u{e9}",
-    "\0",
+    "s_in", "s_out", "x", "y", "len", "<<<", ">>>", ",", " ", "=", "@", "(", ")", "[", "]", ":", "*", "-1", "0", "1",
+    "4", HUGE, "steps", "mask", "zeros", "batch", "auto", "nan", "\u{e9}", "\0",
 ];
 
 /// The choices that bytes make; zeros behind their end.

@@ -25,6 +25,7 @@ use crate::config::{
     PartialConfig, SEARCH, StateDims, StatePairs, find_named_file,
 };
 use crate::conversion::{Served, add_states, comparisons, with_parameter};
+use crate::onnx::ModelSource;
 use crate::session::{Library, compare_joined};
 
 /// Why graphs are not joined.
@@ -81,7 +82,8 @@ pub fn joined(
         format!("joining and its check took {} ms", begun.elapsed().as_millis()),
     ];
     let warnings = converted.report.warnings.iter().map(with_parameter).collect();
-    Ok(Served::joined(folder, converted, notes, warnings))
+    let model = ModelSource::joined(folder.to_owned(), converted.model);
+    Ok(Served { model, initial_states: None, notes, warnings })
 }
 
 /// Reads or makes a graph. All weights go into it, because a session of a model in memory finds no files.
@@ -126,6 +128,10 @@ fn options(partial: &PartialConfig, asked: &Join, folder: &Path) -> Result<JoinO
         whole: context.first == FirstRequest::Whole,
     };
     let of_graphs = partial.contexts.iter().filter(|context| is_of_graph(&context.input));
+    let pieces = |name: &str| {
+        let file = find_named_file(folder, "parameter 'search'", name)?;
+        read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
+    };
     let tokens = asked.search.as_ref().and_then(|search| search.tokens.as_deref());
     Ok(JoinOptions {
         wires: asked.wires.clone(),
@@ -134,7 +140,7 @@ fn options(partial: &PartialConfig, asked: &Join, folder: &Path) -> Result<JoinO
         contexts: of_graphs.map(context).collect(),
         outputs: partial.outputs.iter().map(|output| output.name.clone()).filter(|name| is_of_graph(name)).collect(),
         search: asked.search.clone(),
-        pieces: tokens.map(|name| texts(name, folder)).transpose()?,
+        pieces: tokens.map(pieces).transpose()?,
     })
 }
 
@@ -149,16 +155,21 @@ fn dims(state: &StateDims) -> Option<(String, Vec<Dim>)> {
     Some((state.name.clone(), dims?))
 }
 
-fn texts(name: &str, folder: &Path) -> Result<Vec<String>, JoiningError> {
-    let file = find_named_file(folder, "parameter 'search'", name)?;
-    read_pieces(&file).map_err(|why| JoiningError::Pieces { name: name.to_owned(), why })
-}
-
-/// Refuses windows, generated inputs and constants for inputs that a wire leads to: the backend makes them only for inputs of
-/// requests.
-fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<(), JoiningError> {
+/// Removes the contexts of wired inputs from the configuration, because the joined model contains them. Refuses windows,
+/// generated inputs and constants for these: the backend makes them only for inputs of requests.
+fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
     const ONE_OF_TWO: &str = "it takes what the wire brings: leave one of the two out";
+    let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
     let refused = |parameter, input: &str, rule| Err(JoiningError::Inner { parameter, input: input.to_owned(), rule });
+    for context in partial.contexts.iter().filter(|context| inner(&context.input)) {
+        if context.new.is_some() {
+            let rule = "leave out '+' and the number of new elements: the graph that gives the input decides it";
+            return refused("input_context", &context.input, rule);
+        }
+        if context.first == FirstRequest::Repeat {
+            return refused("input_context", &context.input, "':zeros' or ':whole' is expected");
+        }
+    }
     if let Some(window) = partial.windows.inputs.iter().find(|window| inner(&window.input)) {
         let rule = "windows are cut from inputs of requests, and all graphs run for each window: name an input of \
                     requests, with the length that makes one window for this input";
@@ -181,26 +192,9 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
             return refused(GENERATED_INPUTS, &counted.name, rule);
         }
     }
-    match partial.constants().iter().find(|(input, _)| inner(input)) {
-        Some((input, _)) => refused("constant_inputs", input, ONE_OF_TWO),
-        None => Ok(()),
+    if let Some((input, _)) = partial.constants().iter().find(|(input, _)| inner(input)) {
+        return refused("constant_inputs", input, ONE_OF_TWO);
     }
-}
-
-/// Removes the contexts of wired inputs from the configuration, because the joined model contains them.
-fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
-    let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));
-    for context in partial.contexts.iter().filter(|context| inner(&context.input)) {
-        let refused =
-            |rule| Err(JoiningError::Inner { parameter: "input_context", input: context.input.clone(), rule });
-        if context.new.is_some() {
-            return refused("leave out '+' and the number of new elements: the graph that gives the input decides it");
-        }
-        if context.first == FirstRequest::Repeat {
-            return refused("':zeros' or ':whole' is expected");
-        }
-    }
-    check_inner(partial, inner)?;
     partial.contexts.retain(|context| !plan.has_context(&context.input));
     Ok(())
 }

@@ -40,7 +40,8 @@ impl Report {
             times.execute_end - times.compute_end,
         );
         if let Some(level) = self.logging.batch {
-            let (starts, ends) = (count(batch, |row| row.state.start), count(batch, |row| row.end));
+            let starts = batch.iter().filter(|row| row.state.start).count();
+            let ends = batch.iter().filter(|row| row.end).count();
             log::log!(
                 level,
                 "{}: batch of {}: {starts} start and {ends} end their sequence; {} µs gather, {} µs run, {} µs respond",
@@ -104,8 +105,4 @@ impl Report {
             );
         }
     }
-}
-
-fn count(batch: &[Row], what: impl Fn(&Row) -> bool) -> usize {
-    batch.iter().filter(|row| what(row)).count()
 }

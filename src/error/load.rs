@@ -16,11 +16,9 @@ use crate::panic::Panic;
 use crate::session::{LibraryError, OpenError, SessionError};
 use crate::triton::{self, Code};
 
-/// Why the backend, a model or an instance cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum LoadError {
-    /// The server is not one that this library can serve in.
     #[error(transparent)]
     Server(#[from] triton::ServerError),
     /// `commit: false` and `sequence_step` would be ignored, so a request could change a state that it must not change.
@@ -34,88 +32,67 @@ pub enum LoadError {
          write a number, such as {wanted}, or use Triton 23.09 or newer"
     )]
     NoDefaultCandidates { wanted: usize },
-    /// A call to Triton failed.
     #[error(transparent)]
     Triton(#[from] triton::Error),
-    /// ONNX Runtime is missing or unusable.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The server's command line for this backend is wrong.
     #[error("--backend-config=stateful,{name}={value}: {allowed}")]
     BackendConfig { name: String, value: String, allowed: String },
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The configuration cannot be completed.
     #[error(transparent)]
     Completion(#[from] CompletionError),
-    /// The model cannot be converted as the configuration asks.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
-    /// The graphs can't be joined as the configuration asks.
     #[error(transparent)]
     Joining(#[from] JoiningError),
-    /// The model does not fit its configuration.
     #[error(transparent)]
     Binding(#[from] BindingError),
-    /// ONNX Runtime refused the model.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// No memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// No memory for the slots that the pool has from the start.
     #[error(
         "no memory for {slots} state slots of {slot_bytes} bytes: {source}; lower max_candidate_sequences, or set \
          initial_buffer_size, subsequent_buffer_size, buffer_alloc_threshold and buffer_dealloc_threshold to allocate \
          slots as they are needed"
     )]
     PoolAtLoad { slots: usize, slot_bytes: usize, source: MemoryError },
-    /// No thread to watch the clock.
     #[error(
         "no thread could be started to end idle sequences and late requests: {0}; raise the limit of threads or processes"
     )]
     Clock(std::io::Error),
-    /// No thread to run batches.
     #[error("no thread could be started to run batches: {0}; raise the limit of threads or processes")]
     Worker(std::io::Error),
-    /// The store of `state_store` cannot be used.
     #[error("parameter 'state_store' ({location}): {source}")]
     StateStore { location: String, source: StoreError },
-    /// The model's runs cannot be CUDA graphs.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
     )]
     CudaGraph(String),
-    /// ONNX Runtime doesn't tell what a graph would not repeat.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} does not report which inputs it reads on the \
          host, and a graph does not repeat those reads: use ONNX Runtime 1.23 or newer, or set the parameter to '0'"
     )]
     NoCudaGraph(String),
-    /// Rows that share a run with padded states get other values.
     #[error("parameter 'growing_padding' is '{side}', but {why}; try the other side, or leave the parameter out")]
     GrowingPadding { side: PaddingSide, why: String },
-    /// The rows of a run change each other's results.
     #[error(
         "the sequences that share a run would change each other's answers: {why}; to run each alone, write \
          'max_batch_size: 1' or set parameter 'max_rows_per_run' to 1; to let them share runs, export the model so \
          that it treats its rows one by one; to serve it as it is, set parameter 'trust_batch' to true"
     )]
     RowsMix { why: String },
-    /// An output doesn't have one row for each row of a run.
     #[error(
         "with random data, the model's output {why}; leave it out of 'output', or write 'max_batch_size: 0' and list \
          all of the model's dims; to serve it as it is, set parameter 'trust_batch' to true"
     )]
     MissingRows { why: String },
-    /// An instance of a kind that the model's configuration does not have.
     #[error("model '{model}' has no instances on the {kind}")]
     NoSite { model: String, kind: String },
     /// The model for initial states takes no input, so it was run, and failed.
     #[error("the {model} cannot be run: {source}")]
     InitialModel { model: String, source: RunError },
-    /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),
     /// What the users of a known model have to write, in front of any of the others.

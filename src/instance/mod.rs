@@ -312,8 +312,10 @@ impl Instance {
         if self.model.binding.generated().next().is_none() {
             return rows;
         }
-        let mut counts =
-            self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot))).into_iter();
+        let mut counts = self
+            .sequences
+            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), |of| of.counts.clone())
+            .into_iter();
         self.sift(rows, times, answered, |of, row| {
             let kept = counts.next().unwrap_or_default();
             let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
@@ -469,7 +471,7 @@ impl Instance {
             None => Finished::lost(lane),
         });
         let slot = state.lease.as_ref().map(Lease::slot).filter(|_| self.model.keeper.is_some());
-        let steps = slot.and_then(|slot| self.sequences.steps(slot));
+        let steps = slot.and_then(|slot| self.sequences.change_extras(slot, |of| of.steps));
         let leaves = end && state.lease.as_ref().is_some_and(|lease| !lease.ends());
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());

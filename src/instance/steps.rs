@@ -10,7 +10,7 @@ use crate::batch::respond::{Answers, empty_response};
 use crate::batch::state_api::conflict;
 use crate::batch::{Row, fault};
 use crate::error::RequestError;
-use crate::model::{Answered, Lease};
+use crate::model::{Answered, Extras, Lease};
 use crate::panic;
 use crate::triton::{Response, Times};
 
@@ -68,7 +68,9 @@ impl Instance {
             return rows;
         }
         self.store.note_first(&mut rows);
-        let kept = self.sequences.all_extras(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
+        let kept = self
+            .sequences
+            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), Extras::clone);
         let mut kept = kept.into_iter();
         self.sift(rows, times, answered, |of, row| {
             let kept = kept.next().unwrap_or_default();

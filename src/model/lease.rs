@@ -19,13 +19,11 @@ pub struct RepeatKey {
     pub step: u64,
     /// `sequence_left`, if it has that.
     pub left: Option<u64>,
-    /// It ends its sequence.
     pub ends: bool,
     /// A hash of whether it runs, the outputs that it names, and what it reads of the state and changes.
     pub wants: u32,
 }
 
-/// A request whose answer has been made.
 pub struct Answered {
     /// What it has done to its sequence, if that has a lane.
     pub finished: Option<Finished>,
@@ -35,20 +33,17 @@ pub struct Answered {
     pub keeps: Option<RepeatKey>,
     /// It is an END that did not end its sequence: the sequence only leaves this server, and stays in the store.
     pub leaves: bool,
-    /// Its hold on its sequence.
     pub lease: Option<Lease>,
     /// What its client is to be sent; `None` if it has been.
     pub answer: Option<Answer>,
-    /// The request.
     pub request: Request,
 }
 
-/// The rest of the work for a payload whose sequences have been settled, in this order.
+/// The rest of the work for a payload whose sequences have been settled: these are dropped, in this order, which sends the
+/// answers and releases the requests.
 #[derive(Default)]
 pub struct Settled {
-    /// To be sent, by dropping them.
     pub answers: Vec<Answer>,
-    /// To be released, by dropping them.
     pub requests: Vec<Request>,
     /// What sequences that are over have left, to be dropped.
     pub leavings: Vec<Contents>,
@@ -75,15 +70,14 @@ pub struct Lease {
 pub struct StateMemory {
     sequences: Arc<LiveSequences>,
     id: SlotId,
-    /// The slot's bytes.
     pub slot: SlotMemory,
     /// The states that vary in size; none before the first one is kept.
     pub varying: Vec<Varying>,
 }
 
 impl LiveSequences {
-    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`]. `drop_state`:
-    /// see [`LiveSequences::tick`].
+    /// Admits the requests of a payload; see [`sequences::Sequences::admit`]. To be followed by [`LiveSequences::settle`].
+    /// `drop_state`: see [`LiveSequences::tick`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
@@ -203,12 +197,10 @@ fn becomes_free(slab: &Arc<Slab>, slot: SlotId) -> bool {
 }
 
 impl Lease {
-    /// The slot that it holds.
     pub const fn slot(&self) -> SlotId {
         self.slot
     }
 
-    /// The good requests of the sequence before this one.
     pub const fn good(&self) -> Good {
         self.good
     }
@@ -223,12 +215,10 @@ impl Lease {
         matches!(self.outcome, Outcome::Failed | Outcome::RunFailed)
     }
 
-    /// What the request has done to the state of the sequence so far.
     pub const fn outcome(&self) -> Outcome {
         self.outcome
     }
 
-    /// The sequence has the state after the request.
     pub const fn advance(&mut self) {
         self.outcome = Outcome::Advanced;
     }
@@ -250,7 +240,6 @@ impl Lease {
         std::mem::replace(&mut self.end, false)
     }
 
-    /// The request ends the sequence.
     pub const fn end(&mut self) {
         self.end = true;
     }
@@ -284,7 +273,6 @@ impl Drop for Lease {
 }
 
 impl StateMemory {
-    /// Whose it is.
     pub const fn id(&self) -> SlotId {
         self.id
     }

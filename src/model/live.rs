@@ -24,16 +24,13 @@ use crate::triton::{HeldInput, Request};
 /// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
 /// with the last of these.
 pub struct Grown {
-    /// The tensor of each growing state.
     pub tensors: Vec<MadeTensor>,
-    /// Rows of each tensor.
     pub rows: usize,
     /// The padding of each row; empty if no row has any.
     pub gaps: Vec<Gap>,
 }
 
 impl Grown {
-    /// The padding of a row.
     pub fn gap(&self, position: usize) -> Gap {
         self.gaps.get(position).copied().unwrap_or_default()
     }
@@ -53,7 +50,6 @@ pub struct Extras {
     pub left: Vec<Vec<u8>>,
 }
 
-/// What a sequence keeps outside its slot.
 #[derive(Default)]
 pub struct Contents {
     pub varying: Vec<Varying>,
@@ -65,16 +61,13 @@ pub type Varying = crate::memory::Varying<Grown>;
 
 pub(super) type Table = Sequences<Arc<Slab>, Contents, Request>;
 
-/// All live sequences of a site.
 pub struct LiveSequences {
     pub(super) table: Mutex<Table>,
-    /// What a slab is made of.
     slot: SlotSpec,
     /// Where the states are, if not on the host.
     pub(super) device: Option<Arc<Device>>,
     /// What the varying states and the held inputs of all sequences may have.
     pub(super) budget: Arc<Budget>,
-    /// What the instances' queues to the device have done.
     queues: Arc<QueueReport>,
     /// The last slab that was due could not be made.
     slab_is_missing: AtomicBool,
@@ -84,14 +77,12 @@ pub struct LiveSequences {
 /// Bytes that a state of varying size needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VaryingSize {
-    /// Of a tensor of numbers.
     Bytes(usize),
     /// Of strings, as they are written for Triton.
     Strings(usize),
 }
 
 impl VaryingSize {
-    /// The number.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Bytes(bytes) | Self::Strings(bytes) => bytes,
@@ -201,7 +192,6 @@ impl LiveSequences {
         done
     }
 
-    /// Number of live sequences.
     pub fn live(&self) -> usize {
         self.table.lock().live()
     }
@@ -211,16 +201,16 @@ impl LiveSequences {
         self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
     }
 
-    /// How many steps a sequence has made; `None` if it is over.
-    pub fn steps(&self, slot: SlotId) -> Option<u64> {
-        self.table.lock().contents_mut(slot).map(|contents| contents.extras.steps)
-    }
-
-    /// What each of these sequences keeps besides its states; the default for none, and for a sequence that is over.
-    pub fn all_extras(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Extras> {
+    /// Looks at what each of these sequences keeps besides its states. Gives the default for none, and for a sequence that is
+    /// over.
+    pub fn look_at_each<T: Default>(
+        &self,
+        slots: impl Iterator<Item = Option<SlotId>>,
+        look: impl Fn(&Extras) -> T,
+    ) -> Vec<T> {
         let mut table = self.table.lock();
-        let mut extras = |slot: SlotId| table.contents_mut(slot).map(|contents| contents.extras.clone());
-        slots.map(|slot| slot.and_then(&mut extras).unwrap_or_default()).collect()
+        let mut look = |slot: SlotId| table.contents_mut(slot).map(|contents| look(&contents.extras));
+        slots.map(|slot| slot.and_then(&mut look).unwrap_or_default()).collect()
     }
 
     /// Looks at what is left over of windows in the sequence in a lane of an instance; `None` if there is none.
@@ -230,25 +220,16 @@ impl LiveSequences {
         table.contents_mut(slot).map(|contents| look(&contents.extras.left))
     }
 
-    /// What is counted for each of these sequences; empty for zeros, and for a sequence that is over.
-    pub fn counts(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Vec<u64>> {
-        let mut table = self.table.lock();
-        let mut counts = |slot: SlotId| table.contents_mut(slot).map(|contents| contents.extras.counts.clone());
-        slots.map(|slot| slot.and_then(&mut counts).unwrap_or_default()).collect()
-    }
-
     /// Changes what a sequence keeps besides its states, unless it is over. The lock is released before the caller drops what
     /// `change` returns.
     pub fn change_extras<T>(&self, slot: SlotId, change: impl FnOnce(&mut Extras) -> T) -> Option<T> {
         self.table.lock().contents_mut(slot).map(|contents| change(&mut contents.extras))
     }
 
-    /// Takes so many bytes of what states and held inputs may have together.
     pub fn charge(&self, bytes: usize) -> Result<Charge, NoRoom> {
         Charge::new(&self.budget, bytes)
     }
 
-    /// The slot of the live sequence in a lane of an instance.
     pub fn slot_in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
         self.table.lock().slot_in_lane(instance, lane)
     }
@@ -267,7 +248,6 @@ impl LiveSequences {
         self.publish();
     }
 
-    /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
         self.work(|table| table.retire_instance(instance));
         self.publish();
@@ -310,7 +290,6 @@ impl LiveSequences {
         }
     }
 
-    /// Shows the numbers of now in the metrics.
     pub fn publish(&self) {
         self.metrics.publish(|| {
             let mut table = self.table.lock();
@@ -330,7 +309,6 @@ impl LiveSequences {
         self.device.as_ref().and_then(|device| device.lost())
     }
 
-    /// The numbers of sequences and slots now.
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot_of(&self.table.lock())
     }
@@ -349,7 +327,7 @@ impl LiveSequences {
             to_host_bytes: self.queues.to_host.load(Ordering::Relaxed),
             counts: table.counts(),
             queue: *self.metrics.queue.lock(),
-            saves: self.metrics.saves.now(),
+            saves: *self.metrics.saves.lock(),
             device_failed: self.device_failure().is_some(),
             failed: self.metrics.failed.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }

@@ -8,34 +8,22 @@ use parking_lot::Mutex;
 use sequences::{Counts, Life};
 
 use crate::error::Reason;
-use crate::triton::{Counter, Error, Family, Gauge, Histogram};
+use crate::triton::{Error, Family, Kind, Metric};
 
-/// The values that the metrics show, at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Live sequences.
     pub live: usize,
-    /// Most slots that may exist.
     pub capacity: usize,
-    /// Slots that exist.
     pub slots: usize,
-    /// Slabs that exist.
     pub slabs: usize,
-    /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// Bytes of growing states, states of strings and held inputs.
     pub varying_bytes: usize,
-    /// Bytes of states that were copied between slots and batches so far.
     pub copied_bytes: u64,
-    /// Bytes that were copied to a device so far.
     pub to_device_bytes: u64,
-    /// Bytes that were copied from a device so far.
     pub to_host_bytes: u64,
-    /// Sequences that started, ended, expired or were rejected so far.
     pub counts: Counts,
     pub queue: QueueNumbers,
     pub saves: Saves,
-    /// Whether a call to the device has failed, so that requests get errors.
     pub device_failed: bool,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
     pub failed: [u64; Reason::LABELS.len()],
@@ -44,26 +32,19 @@ pub struct Snapshot {
 /// Sequences and requests in the queues of the backend's scheduler.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueNumbers {
-    /// Sequences that are parked.
     pub parked: usize,
-    /// STARTs that wait for a place.
     pub waiting: usize,
     /// Requests that wait, these STARTs among them.
     pub requests: usize,
-    /// Sequences of the store that are this server's.
     pub owned: usize,
     /// The age of the oldest step that is not in the store; 0 if there is none.
     pub oldest_unsaved_ms: u64,
 }
 
-/// What a store has done so far.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Saves {
-    /// States that were saved.
     pub states: u64,
-    /// Calls of the store that failed.
     pub errors: u64,
-    /// Sequences that this server has taken from the store.
     pub claimed: u64,
     /// Sequences that another server has taken from this one, or has asked it for.
     pub moved: u64,
@@ -72,45 +53,10 @@ pub struct Saves {
     pub lost: u64,
 }
 
-/// Counts [`Saves`].
-#[derive(Default)]
-pub struct SaveMetrics(Mutex<Saves>);
+/// A metric's name, its description, and how its value is read from a snapshot.
+type Reading = (&'static str, &'static str, fn(&Snapshot) -> f64);
 
-impl SaveMetrics {
-    pub fn count_saves(&self, states: u64) {
-        self.0.lock().states += states;
-    }
-
-    pub fn count_store_error(&self) {
-        self.0.lock().errors += 1;
-    }
-
-    pub fn count_claimed(&self, sequences: u64) {
-        self.0.lock().claimed += sequences;
-    }
-
-    pub fn count_moved(&self, sequences: u64) {
-        self.0.lock().moved += sequences;
-    }
-
-    pub fn count_not_saved(&self) {
-        self.0.lock().lost += 1;
-    }
-
-    /// How many sequences could not be saved.
-    pub fn lost(&self) -> u64 {
-        self.0.lock().lost
-    }
-
-    pub(super) fn now(&self) -> Saves {
-        *self.0.lock()
-    }
-}
-
-/// Reads the value of one metric from a snapshot.
-type Reading = fn(&Snapshot) -> f64;
-
-const GAUGES: [(&str, &str, Reading); 13] = [
+const GAUGES: [Reading; 13] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.queue.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.queue.waiting as f64),
@@ -137,7 +83,7 @@ const GAUGES: [(&str, &str, Reading); 13] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str, Reading); 12] = [
+const COUNTERS: [Reading; 12] = [
     ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
     ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
     ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
@@ -160,77 +106,53 @@ const COUNTERS: [(&str, &str, Reading); 12] = [
 
 const FAILED: (&str, &str) = ("stateful_requests_failed_total", "Requests that were answered with an error, by reason");
 
-/// A histogram: its name, its description, and the upper bounds of its buckets.
-type Distribution = (&'static str, &'static str, &'static [f64]);
-
 /// Bounds in seconds, from 20 µs to 1 s.
 const SHORT_TIMES: &[f64] = &[20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0];
 
-const RUN_ROWS: Distribution =
-    ("stateful_run_rows", "Rows of a run", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
-const RUN_SECONDS: Distribution = (
-    "stateful_run_duration_seconds",
-    "Seconds from the beginning of a payload until the answers of a run are made",
-    SHORT_TIMES,
-);
-const RUN_BYTES: Distribution = (
-    "stateful_run_state_bytes_copied",
-    "Bytes of states that were copied for a run",
-    &[0.0, 1024.0, 16384.0, 262_144.0, 4_194_304.0, 67_108_864.0],
-);
-const QUEUE_SECONDS: Distribution =
-    ("stateful_queue_duration_seconds", "Seconds that a request waited in the queue of the backend", SHORT_TIMES);
-const SEQUENCE_SECONDS: Distribution = (
-    "stateful_sequence_duration_seconds",
-    "Seconds from the START of a sequence to its end",
-    &[0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0],
-);
-const SEQUENCE_REQUESTS: Distribution = (
-    "stateful_sequence_requests",
-    "Requests of a sequence, from its START to its end",
-    &[1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6],
-);
+/// A histogram, as its position in [`HISTOGRAMS`].
+#[derive(Clone, Copy)]
+enum Shows {
+    RunRows,
+    RunSeconds,
+    RunBytes,
+    QueueSeconds,
+    SequenceSeconds,
+    SequenceRequests,
+}
+
+const HISTOGRAMS: [(&str, &str, &[f64]); 6] = [
+    ("stateful_run_rows", "Rows of a run", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
+    (
+        "stateful_run_duration_seconds",
+        "Seconds from the beginning of a payload until the answers of a run are made",
+        SHORT_TIMES,
+    ),
+    (
+        "stateful_run_state_bytes_copied",
+        "Bytes of states that were copied for a run",
+        &[0.0, 1024.0, 16384.0, 262_144.0, 4_194_304.0, 67_108_864.0],
+    ),
+    ("stateful_queue_duration_seconds", "Seconds that a request waited in the queue of the backend", SHORT_TIMES),
+    (
+        "stateful_sequence_duration_seconds",
+        "Seconds from the START of a sequence to its end",
+        &[0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0],
+    ),
+    (
+        "stateful_sequence_requests",
+        "Requests of a sequence, from its START to its end",
+        &[1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6],
+    ),
+];
 
 /// The metric families. The process makes them once, because Triton never frees their names.
 struct Families {
     gauges: Vec<Arc<Family>>,
     counters: Vec<Arc<Family>>,
     failed: Arc<Family>,
-    /// `None` if the server knows no histograms.
-    histograms: Option<Histograms<(Arc<Family>, &'static [f64])>>,
+    /// None if the server knows no histograms.
+    histograms: Vec<Arc<Family>>,
 }
-
-/// One value for each histogram.
-struct Histograms<T> {
-    run_rows: T,
-    run_seconds: T,
-    run_bytes: T,
-    queue_seconds: T,
-    sequence_seconds: T,
-    sequence_requests: T,
-}
-
-impl<T> Histograms<T> {
-    fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<Histograms<U>, E> {
-        Ok(Histograms {
-            run_rows: make(&self.run_rows)?,
-            run_seconds: make(&self.run_seconds)?,
-            run_bytes: make(&self.run_bytes)?,
-            queue_seconds: make(&self.queue_seconds)?,
-            sequence_seconds: make(&self.sequence_seconds)?,
-            sequence_requests: make(&self.sequence_requests)?,
-        })
-    }
-}
-
-const HISTOGRAMS: Histograms<Distribution> = Histograms {
-    run_rows: RUN_ROWS,
-    run_seconds: RUN_SECONDS,
-    run_bytes: RUN_BYTES,
-    queue_seconds: QUEUE_SECONDS,
-    sequence_seconds: SEQUENCE_SECONDS,
-    sequence_requests: SEQUENCE_REQUESTS,
-};
 
 impl Families {
     fn shared() -> Option<&'static Self> {
@@ -241,60 +163,60 @@ impl Families {
     }
 
     fn new() -> Result<Self, Error> {
-        let gauges = GAUGES.iter().map(|(name, text, _)| Family::gauge(name, text).map(Arc::new));
-        let counters = COUNTERS.iter().map(|(name, text, _)| Family::counter(name, text).map(Arc::new));
-        let histogram =
-            |&(name, text, bounds): &Distribution| Family::histogram(name, text).map(|made| (Arc::new(made), bounds));
-        let histograms = HISTOGRAMS.try_map(histogram);
+        let each = |kind, readings: &[Reading]| -> Result<Vec<_>, Error> {
+            readings.iter().map(|(name, text, _)| Family::new(kind, name, text)).collect()
+        };
+        let histogram = |&(name, text, bounds): &(&str, &str, _)| Family::new(Kind::Histogram(bounds), name, text);
+        let histograms: Result<Vec<_>, Error> = HISTOGRAMS.iter().map(histogram).collect();
         Ok(Self {
-            gauges: gauges.collect::<Result<_, _>>()?,
-            counters: counters.collect::<Result<_, _>>()?,
-            failed: Arc::new(Family::counter(FAILED.0, FAILED.1)?),
-            histograms: histograms.inspect_err(|error: &Error| log::info!("no histograms: {error}")).ok(),
+            gauges: each(Kind::Gauge, &GAUGES)?,
+            counters: each(Kind::Counter, &COUNTERS)?,
+            failed: Family::new(Kind::Counter, FAILED.0, FAILED.1)?,
+            histograms: histograms.inspect_err(|error| log::info!("no histograms: {error}")).unwrap_or_default(),
         })
     }
 }
 
 struct Metrics {
-    gauges: Vec<Gauge>,
-    counters: Vec<Counter>,
+    gauges: Vec<Metric>,
+    counters: Vec<Metric>,
     /// In the order of [`Reason::LABELS`].
-    failed: Vec<Counter>,
-    histograms: Option<Histograms<Histogram>>,
+    failed: Vec<Metric>,
+    /// In the order of [`HISTOGRAMS`], or none.
+    histograms: Vec<Metric>,
 }
 
 impl Metrics {
     fn new(families: &Families, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        let failed = Reason::LABELS.map(|(_, reason)| {
+        let failed = |(_, reason)| {
             let labels: Vec<_> = labels.iter().copied().chain([("reason", reason)]).collect();
-            Counter::new(&families.failed, &labels)
-        });
-        let histogram = |(family, bounds): &(_, &[f64])| Histogram::new(family, labels, bounds);
+            Metric::new(&families.failed, &labels)
+        };
+        let each = |families: &[Arc<Family>]| -> Result<Vec<_>, Error> {
+            families.iter().map(|family| Metric::new(family, labels)).collect()
+        };
         Ok(Self {
-            gauges: families.gauges.iter().map(|family| Gauge::new(family, labels)).collect::<Result<_, _>>()?,
-            counters: families.counters.iter().map(|family| Counter::new(family, labels)).collect::<Result<_, _>>()?,
-            failed: failed.into_iter().collect::<Result<_, _>>()?,
-            histograms: families.histograms.as_ref().map(|of| of.try_map(histogram)).transpose()?,
+            gauges: each(&families.gauges)?,
+            counters: each(&families.counters)?,
+            failed: Reason::LABELS.into_iter().map(failed).collect::<Result<_, _>>()?,
+            histograms: each(&families.histograms)?,
         })
     }
 
-    /// Adds the difference between two snapshots to the gauges. While a model version is reloaded, the old and the new
-    /// [`SequenceMetrics`] share the gauges, which then show the sum.
-    fn add_to_gauges(&self, before: &Snapshot, now: &Snapshot) {
-        for (gauge, (_, _, reading)) in self.gauges.iter().zip(GAUGES) {
-            let more = reading(now) - reading(before);
-            if more != 0.0 {
-                gauge.add(more);
-            }
-        }
+    fn observe(&self, histogram: Shows, value: f64) {
+        self.histograms.get(histogram as usize).into_iter().for_each(|of| of.add(value));
     }
+}
 
-    fn add_to_counters(&self, before: &Snapshot, now: &Snapshot) {
-        let counters = self.counters.iter().zip(COUNTERS);
-        let counters = counters.map(|(counter, (_, _, reading))| (counter, reading(now) - reading(before)));
-        let failed = self.failed.iter().zip(now.failed.iter().zip(before.failed));
-        let failed = failed.map(|(counter, (now, before))| (counter, (now - before) as f64));
-        counters.chain(failed).filter(|(_, more)| *more > 0.0).for_each(|(counter, more)| counter.add(more));
+/// Adds the differences between two snapshots. While a model version is reloaded, the old and the new [`SequenceMetrics`]
+/// share the gauges, which then show the sum.
+fn add(metrics: &[Metric], readings: &[Reading], before: &Snapshot, now: &Snapshot) {
+    for (metric, (_, _, reading)) in metrics.iter().zip(readings) {
+        let more = reading(now) - reading(before);
+        // Each addition is a call into core, and most numbers have not changed.
+        if more != 0.0 {
+            metric.add(more);
+        }
     }
 }
 
@@ -302,13 +224,12 @@ impl Metrics {
 pub struct SequenceMetrics {
     metrics: Option<Metrics>,
     shown: Mutex<Snapshot>,
-    /// Bytes of states that were copied so far.
     pub(super) copied_bytes: AtomicU64,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
     pub(super) failed: [AtomicU64; Reason::LABELS.len()],
     /// What the scheduler of the backend last said of its sequences.
     pub(super) queue: Mutex<QueueNumbers>,
-    pub saves: SaveMetrics,
+    pub saves: Mutex<Saves>,
 }
 
 impl SequenceMetrics {
@@ -333,28 +254,29 @@ impl SequenceMetrics {
         let mut shown = self.shown.lock();
         let (now, lives) = read();
         if *shown != now {
-            metrics.add_to_gauges(&shown, &now);
-            metrics.add_to_counters(&shown, &now);
+            add(&metrics.gauges, &GAUGES, &shown, &now);
+            add(&metrics.counters, &COUNTERS, &shown, &now);
+            for (metric, (now, before)) in metrics.failed.iter().zip(now.failed.iter().zip(shown.failed)) {
+                if *now != before {
+                    metric.add((now - before) as f64);
+                }
+            }
             *shown = now;
         }
         // Histograms only add up, so their order does not matter.
         drop(shown);
-        if let Some(histograms) = &metrics.histograms {
-            for Life { since, requests } in lives {
-                histograms.sequence_seconds.observe(since.elapsed().as_secs_f64());
-                histograms.sequence_requests.observe(requests as f64);
-            }
+        for Life { since, requests } in lives {
+            metrics.observe(Shows::SequenceSeconds, since.elapsed().as_secs_f64());
+            metrics.observe(Shows::SequenceRequests, requests as f64);
         }
     }
 
-    /// Counts bytes of states that were copied.
     pub fn count_copied(&self, bytes: usize) {
         if bytes > 0 {
             self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
     }
 
-    /// Counts a request that failed.
     pub fn count_failed(&self, reason: Reason) {
         self.failed[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -373,41 +295,32 @@ impl SequenceMetrics {
         queue.oldest_unsaved_ms = queue.oldest_unsaved_ms.max(1);
     }
 
-    /// Observes a run.
     pub fn ran(&self, Ran { rows, nanoseconds, copied_bytes }: Ran) {
-        let Some(histograms) = self.histograms() else { return };
-        histograms.run_rows.observe(rows as f64);
-        histograms.run_seconds.observe(nanoseconds as f64 / 1e9);
-        histograms.run_bytes.observe(copied_bytes as f64);
+        let Some(metrics) = &self.metrics else { return };
+        metrics.observe(Shows::RunRows, rows as f64);
+        metrics.observe(Shows::RunSeconds, nanoseconds as f64 / 1e9);
+        metrics.observe(Shows::RunBytes, copied_bytes as f64);
     }
 
-    /// Observes how long a request has waited in the backend's queue.
     pub fn waited(&self, wait: Duration) {
-        if let Some(histograms) = self.histograms() {
-            histograms.queue_seconds.observe(wait.as_secs_f64());
-        }
-    }
-
-    fn histograms(&self) -> Option<&Histograms<Histogram>> {
-        self.metrics.as_ref()?.histograms.as_ref()
+        self.metrics.iter().for_each(|metrics| metrics.observe(Shows::QueueSeconds, wait.as_secs_f64()));
     }
 }
 
-/// A run, as the histograms show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
     /// Rows, without padding.
     pub rows: usize,
     /// From the beginning of the payload until the answers are made.
     pub nanoseconds: u64,
-    /// Bytes of states that were copied.
     pub copied_bytes: usize,
 }
 
 impl Drop for SequenceMetrics {
     fn drop(&mut self) {
         if let Some(metrics) = &self.metrics {
-            metrics.add_to_gauges(&self.shown.lock(), &Snapshot::default());
+            // A reloaded model shares the gauges, so they must not keep what this load has added.
+            add(&metrics.gauges, &GAUGES, &self.shown.lock(), &Snapshot::default());
         }
     }
 }

@@ -2,8 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod initial;
-mod keeper;
 mod lease;
 mod live;
 mod metrics;
@@ -11,25 +9,23 @@ mod prepared;
 mod sessions;
 mod site;
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-pub use initial::{InitialStep, LoadedInitialModel};
 pub use lease::{Answered, Lease, RepeatKey, Settled, StateMemory};
 pub use live::{Extras, Grown, LiveSequences, VaryingSize};
-pub use metrics::{QueueNumbers, Ran, SaveMetrics};
+pub use metrics::{QueueNumbers, Ran, Saves};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use prepared::OnnxModel;
-pub use prepared::{Prepared, served};
+pub use prepared::{InitialStep, LoadedInitialModel, Prepared, served};
 pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
+use crate::config::{self, Config, Durability, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::Served;
 use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
@@ -38,24 +34,27 @@ use crate::onnx::{ModelSource, unrepeatable};
 use crate::session::{Library, Session};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
-use keeper::keeper;
+use parking_lot::Mutex;
 use sequences::{Refusal, SequenceId};
 use sessions::Sessions;
 use site::Devices;
-use state_store::Keeper;
+use state_store::{Keeper, StoreError, Token};
 
 /// Core's `max_sequence_idle_microseconds` where the configuration has none.
 const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A loaded model.
+/// How long a store on the network may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The open keepers of this process, each with its location and the prefix of its keys. Triton loads a model again before, or
+/// while, it unloads the older instance.
+static OPEN: Mutex<Vec<(String, Weak<Keeper>)>> = Mutex::new(Vec::new());
+
 pub struct Model {
     pub config: Config,
-    /// What its inputs and outputs are for.
     pub binding: Arc<Binding>,
-    /// The tensors of the State API, if the configuration allows it.
     pub state_api: Option<StateApi>,
     pub sessions: Sessions,
-    /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
     /// Where its sequences are kept beside the server.
     pub keeper: Option<Arc<Keeper>>,
@@ -63,38 +62,24 @@ pub struct Model {
     next_instance: AtomicU32,
 }
 
-/// What the server's command line says to all models.
 #[derive(Clone, Debug, Default)]
 pub struct ServerDefaults {
     pub max_batch_size: usize,
-    /// `sequence_cleaner_poll_wait_minutes`
     pub poll_wait: Option<PollWait>,
-    /// `state-store`
     pub state_store: Option<state_store::Location>,
-}
-
-/// Where the files of a model are.
-#[derive(Clone, Debug)]
-pub struct Location {
-    pub version: u64,
-    /// The model's folder, with a folder for each version.
-    pub repository: PathBuf,
 }
 
 impl Model {
     /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state
     /// pools.
-    pub fn load(
-        triton: triton::Model,
-        location: &Location,
-        library: &Arc<Library>,
-        defaults: ServerDefaults,
-    ) -> Result<Self, LoadError> {
+    pub fn load(triton: triton::Model, library: &Arc<Library>, defaults: ServerDefaults) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         partial.poll_wait = defaults.poll_wait;
         partial.state_store = defaults.state_store;
         partial.put_cpu_instances_on(devices_for_cpu_instances());
-        let version_dir = location.repository.join(location.version.to_string());
+        // The repository has a folder for each version.
+        let (version, repository) = (triton.version()?, triton.repository()?);
+        let version_dir = repository.join(version.to_string());
         let completes = triton.wants_completion().unwrap_or(false);
         let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size, rows_mix: false };
         let Served { model, initial_states, notes, warnings } =
@@ -106,9 +91,7 @@ impl Model {
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let mut prepared =
-            Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings, || {
-                sessions.on_host()
-            })?;
+            Prepared::new(&mut partial, &session, &sessions.source, &repository, settings, || sessions.on_host())?;
         check_server(&partial, &prepared)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
@@ -116,31 +99,28 @@ impl Model {
         }
         sessions.complete(&prepared.config, &prepared.binding);
         // The log and the model for initial states use the completed options.
-        prepared.config.session = sessions.options().clone();
+        prepared.config.session = sessions.options.clone();
         let initial_model = prepared.load_initial_model(initial_states, &version_dir, library)?;
         let Prepared { mut config, binding, state_api, mut plan, .. } = prepared;
         plan.notes.extend(notes);
         plan.warnings.extend(warnings);
-        if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
+        if sessions.providers.cuda_graph && config.warmup_batch_sizes.is_empty() {
             // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
-        if sessions.providers().cuda_graph {
-            check_graphs(&session, library, &binding, sessions.source())?;
+        if sessions.providers.cuda_graph {
+            check_graphs(&session, library, &binding, &sessions.source)?;
         }
-        let site = |placement: &Placement| {
-            Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
-        };
+        let site = |placement: &Placement| Site::new(&config, &binding, placement, devices.of(placement.kind), version);
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let binding = Arc::new(binding);
-        let keeper = keeper(&config, &binding, location.version)?;
+        let keeper = keeper(&config, &binding, version)?;
         let model = Self { config, binding, state_api, sessions, initial_model, keeper, sites, next_instance };
-        model.log(location, &session, library, &plan);
+        model.log(version, &session, library, &plan);
         Ok(model)
     }
 
-    /// Whether sequences keep inputs.
     pub const fn has_held_inputs(&self) -> bool {
         !self.config.held_inputs.is_empty()
     }
@@ -150,7 +130,6 @@ impl Model {
         self.site(self.config.placements.first().map_or(InstanceKind::Cpu, |placement| placement.kind))
     }
 
-    /// The site of the instances of that kind.
     pub fn site(&self, kind: InstanceKind) -> Result<&Site, LoadError> {
         let site = self.sites.iter().find(|site| site.kind == kind);
         site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
@@ -173,7 +152,7 @@ impl Model {
 
     /// Whether the process is to end when it can't use a GPU any more.
     pub const fn exits_on_gpu_failure(&self) -> bool {
-        self.sessions.providers().exit_on_gpu_failure
+        self.sessions.providers.exit_on_gpu_failure
     }
 
     /// A number for a new instance, never given twice.
@@ -198,11 +177,11 @@ impl Model {
     }
 
     /// Logs the whole resolved configuration, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
-        let name = format!("{} version {}", self.config.model, location.version);
+    fn log(&self, version: u64, session: &Session, library: &Library, plan: &Plan) {
+        let name = format!("{} version {}", self.config.model, version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
-            self.sessions.source(),
+            self.sessions.source,
             library.version(),
             library.path().display()
         );
@@ -218,7 +197,7 @@ impl Model {
         self.log_memory(&name);
         self.log_steps(&name);
         if self.config.is_on_gpu() {
-            log::info!("model {name}: {}", self.sessions.providers());
+            log::info!("model {name}: {}", self.sessions.providers);
         }
         self.log_cores(&name);
         self.warn_of_scheduling(&name);
@@ -237,7 +216,6 @@ impl Model {
         }
     }
 
-    /// Logs how much memory states may take on each site.
     fn log_memory(&self, name: &str) {
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
@@ -270,7 +248,6 @@ impl Model {
         );
     }
 
-    /// Logs how many cores the model can use.
     fn log_cores(&self, name: &str) {
         let Ok(cores) = thread::available_parallelism() else { return };
         if self.config.is_on_gpu() {
@@ -292,7 +269,6 @@ impl Model {
         );
     }
 
-    /// Warns of schedulings that surprise.
     fn warn_of_scheduling(&self, name: &str) {
         if self.config.holds_one_sequence() {
             log::warn!(
@@ -346,7 +322,6 @@ fn check_graphs(
     }
 }
 
-/// Refuses what this server can't do.
 fn check_server(partial: &PartialConfig, prepared: &Prepared) -> Result<(), LoadError> {
     if prepared.state_api.is_some() && !triton::gives_request_parameters() {
         return Err(LoadError::NoRequestParameters);
@@ -355,4 +330,66 @@ fn check_server(partial: &PartialConfig, prepared: &Prepared) -> Result<(), Load
         return Err(LoadError::NoDefaultCandidates { wanted: prepared.config.max_batch_size.max(1) });
     }
     Ok(())
+}
+
+/// The store; `None` if sequences end with their server. A store that can't be reached now may be there later.
+fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Arc<Keeper>>, LoadError> {
+    let Some(of) = &config.state_store else { return Ok(None) };
+    let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
+    let saves_later = of.durability != Durability::Step;
+    // Only such a server can have a newer state than the store. Others ask for it by this name.
+    let server = saves_later.then(Token::random).transpose().map_err(unusable)?;
+    let settings = state_store::Settings { ttl: of.ttl, timeout: TIMEOUT, server, replicas: of.replicas };
+    let store = state_store::open(&of.location, settings).map_err(unusable)?;
+    // A server with another version of the model, or with other states, has other records.
+    let space = format!("stateful:{}:{version}:{:08x}", config.model, states_hash(binding));
+    let keeper = Keeper::new(store, &space, settings);
+    match keeper.probe() {
+        Ok(_) => {}
+        Err(why @ (StoreError::Unreachable(_) | StoreError::Refuses(_))) if !of.is_required => log::warn!(
+            "{}: parameter 'state_store' ({}): {why}; until it answers, {}",
+            config.model,
+            of.location,
+            if saves_later { "nothing is saved" } else { "requests are refused" }
+        ),
+        Err(source) => return Err(unusable(source)),
+    }
+    let location = match &of.location {
+        // The folder is there now, and may have several names.
+        state_store::Location::File(folder) => {
+            folder.canonicalize().unwrap_or_else(|_| folder.clone()).display().to_string()
+        }
+        state_store::Location::Redis(_) => of.location.to_string(),
+    };
+    Ok(Some(open(format!("{location} {space}"), keeper)))
+}
+
+fn open(name: String, mut keeper: Keeper) -> Arc<Keeper> {
+    let mut all = OPEN.lock();
+    all.retain(|(_, open)| open.strong_count() > 0);
+    keeper.follow(all.iter().filter(|(open, _)| *open == name).map(|(_, open)| open.clone()).collect());
+    let keeper = Arc::new(keeper);
+    all.push((name, Arc::downgrade(&keeper)));
+    keeper
+}
+
+/// A hash of everything that a sequence of the model keeps: names, data types and dims.
+fn states_hash(binding: &Binding) -> u32 {
+    let mut text = String::new();
+    for state in &binding.states {
+        text += &format!("{} {:?} {:?};", binding.inputs[state.input].name, state.data_type, state.dims);
+    }
+    for (input, _, of) in binding.contexts() {
+        text += &format!("{} {:?};", binding.context_name(input, of), binding.context_dims(input, of));
+    }
+    for &counter in &binding.counters {
+        text += &format!("{};", binding.counter_name(counter));
+    }
+    for (input, _) in binding.request_inputs().filter(|(_, of)| of.is_held) {
+        text += &format!("{} {:?};", input.name, input.data_type);
+    }
+    for (input, _, window) in binding.windows() {
+        text += &format!("{} {:?};", binding.window_name(input, window), input.data_type);
+    }
+    crc32fast::hash(text.as_bytes())
 }

@@ -1,21 +1,24 @@
-//! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows.
+//! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows; and the model
+//! that computes initial states.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rows::strings::Strings;
+use rows::tensor::{DataType, element_count};
 use stateful_convert::RowsInGraph;
 
-use super::initial::{InitialStep, LoadedInitialModel};
-use crate::binding::{Binding, InitialModel, StateApi};
+use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, ConfigError, InitialSources, PartialConfig, StatePair};
 use crate::conversion::{self, Served, convert_if_asked};
-use crate::error::LoadError;
+use crate::error::{LoadError, RunError};
 use crate::joining::joined;
 use crate::onnx::{ModelSource, Signature};
 use crate::proof::{self, Rows};
-use crate::session::{Library, Provider, Session};
+use crate::session::{Copier, Library, OutputView, Provider, Run, Session, Step};
+use crate::triton::Request;
 
 /// A larger model isn't run if its graph proves that the rows stay apart: that would make its load noticeably slower.
 const MOST_BYTES_TO_RUN: u64 = 64 << 20;
@@ -48,11 +51,9 @@ pub fn served(
     }
 }
 
-/// An ONNX model's signature, description and metadata.
 #[derive(Clone, Copy)]
 pub struct OnnxModel<'a> {
     pub signature: &'a Signature,
-    /// The graph's description.
     pub description: Option<&'a str>,
     pub metadata: &'a BTreeMap<String, String>,
 }
@@ -253,4 +254,79 @@ impl Prepared {
         self.binding.set_initial(initial);
         Ok(None)
     }
+}
+
+pub struct LoadedInitialModel {
+    pub session: Arc<Session>,
+    pub binding: InitialModel,
+}
+
+/// The buffers in which one instance runs the model for initial states.
+pub struct InitialStep {
+    step: Step,
+}
+
+impl InitialStep {
+    pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
+        Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
+    }
+
+    /// Computes the initial states of a sequence that starts with `request`. Returns one entry for each state, `None`
+    /// for states that the model does not compute. A model without inputs needs no request.
+    pub fn run(
+        &mut self,
+        binding: &Binding,
+        model: &InitialModel,
+        request: Option<&Request>,
+    ) -> Result<Vec<Option<Initial>>, RunError> {
+        for (index, bound) in model.inputs.iter().enumerate() {
+            let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
+            let dims = bound.request.form.model_dims(input.dims());
+            if binding.inputs[bound.input].data_type == DataType::Bytes {
+                self.step.set_strings(
+                    index,
+                    dims,
+                    1,
+                    input.strings().into_iter().flat_map(Strings::iter).enumerate(),
+                )?;
+                continue;
+            }
+            let mut rest = self.step.input(index, dims, 1)?;
+            for piece in input.pieces() {
+                let (now, behind) = rest.split_at_mut(piece.byte_len());
+                piece.copy_to(now);
+                rest = behind;
+            }
+        }
+        self.step.run(Run { rows: 1, ..Run::default() })?;
+        let mut initial = vec![None; binding.states.len()];
+        for (index, output) in model.outputs.iter().enumerate() {
+            let (state, view) = (&binding.states[output.state], self.step.output(index, None)?);
+            initial[output.state] = Some(read(binding, state, *output, view)?);
+        }
+        self.step.give_back();
+        Ok(initial)
+    }
+}
+
+/// Checks that an output has the shape of one row of its state, and copies it.
+fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: OutputView) -> Result<Initial, RunError> {
+    let mut dims = view.dims.to_vec();
+    if let Some(axis) = state.batch_axis.filter(|_| dims.len() + 1 == state.dims.len() || !output.has_batch) {
+        dims.insert(axis.min(dims.len()), 1);
+    }
+    let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+    if dims.len() != state.dims.len() || !dims.iter().zip(&state.dims).all(fits) {
+        return Err(RunError::InitialState {
+            name: binding.inputs[state.input].name.clone(),
+            dims: view.dims.to_vec(),
+            wanted: state.dims.clone(),
+        });
+    }
+    let content = match state.data_type {
+        DataType::Bytes => InitialContent::Strings(view.strings.clone()),
+        _ if element_count(&dims) == Some(0) => InitialContent::Zeros,
+        _ => InitialContent::Bytes(view.bytes.to_vec()),
+    };
+    Ok(Initial { dims, content })
 }

@@ -15,38 +15,24 @@ use gpu_rows::{Device, OwnedStream};
 /// A session, and the device's stream for its runs.
 pub struct Opened {
     pub session: Arc<Session>,
-    /// `None` on the host.
     pub stream: Option<Arc<OwnedStream>>,
 }
 
 /// How sessions of a model are opened, and the open ones that have no instance of their own.
 pub struct Sessions {
     library: Arc<Library>,
-    source: ModelSource,
-    options: SessionOptions,
-    providers: Providers,
+    pub source: ModelSource,
+    pub options: SessionOptions,
+    pub providers: Providers,
     on_cpu: Mutex<Option<Arc<Session>>>,
     /// The one that was opened to read the model, for the first instance on that device.
     spare: Mutex<Option<(i32, Opened)>>,
 }
 
 impl Sessions {
-    /// Opens no session yet.
     pub fn new(library: Arc<Library>, source: ModelSource, options: SessionOptions, providers: Providers) -> Self {
         let (on_cpu, spare) = (Mutex::default(), Mutex::default());
         Self { library, source, options, providers, on_cpu, spare }
-    }
-
-    pub const fn source(&self) -> &ModelSource {
-        &self.source
-    }
-
-    pub const fn options(&self) -> &SessionOptions {
-        &self.options
-    }
-
-    pub const fn providers(&self) -> &Providers {
-        &self.providers
     }
 
     /// Sets the options that depend on the model. A model with growing states is opened anew: on the CPU with pages of their

@@ -20,17 +20,14 @@ use crate::session::Session;
 pub struct Site {
     pub kind: InstanceKind,
     pub placement: Placement,
-    /// The GPU; `None` on the host.
     pub device: Option<Arc<Device>>,
     pub sequences: Arc<LiveSequences>,
-    /// What the instances' queues to the device have done.
     pub queues: Arc<QueueReport>,
     /// Bytes of the GPU's memory that were in use before the model was loaded; taken by the first instance.
     used_before: Mutex<Option<usize>>,
 }
 
 impl Site {
-    /// Makes the pool.
     pub fn new(
         config: &Config,
         binding: &Binding,
@@ -40,6 +37,7 @@ impl Site {
     ) -> Result<Self, LoadError> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
         let queue_requests = match config.strategy {
+            // With `direct`, each payload takes the next request of every slot.
             Strategy::Direct | Strategy::Own(_) => 1,
             Strategy::Oldest => config.candidates,
         };
@@ -89,7 +87,6 @@ impl Drop for Site {
     }
 }
 
-/// A GPU that was found.
 #[derive(Clone)]
 pub struct Found {
     device: Arc<Device>,
@@ -97,7 +94,6 @@ pub struct Found {
     used_before: usize,
 }
 
-/// The devices that a model's instances run on.
 pub struct Devices {
     by_kind: Vec<(InstanceKind, Option<Found>)>,
     /// A session to read the model's signature from.

@@ -1,43 +1,42 @@
 //! Triton's errors, in both directions.
 
 use std::ffi::{CStr, CString};
-use std::fmt;
 
 use triton_sys::{MissingSymbol, TRITONSERVER_Error, TRITONSERVER_Error_Code, call};
 
 /// Triton's error codes. What clients see of them: `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Code {
-    Unknown,
+    Unknown = triton_sys::TRITONSERVER_ERROR_UNKNOWN.0,
     /// A fault of the server; HTTP 500.
-    Internal,
+    Internal = triton_sys::TRITONSERVER_ERROR_INTERNAL.0,
     /// What the request names does not exist; HTTP 404.
-    NotFound,
+    NotFound = triton_sys::TRITONSERVER_ERROR_NOT_FOUND.0,
     /// The request is wrong; HTTP 400.
-    InvalidArg,
+    InvalidArg = triton_sys::TRITONSERVER_ERROR_INVALID_ARG.0,
     /// The server cannot do it now; HTTP 503.
-    Unavailable,
+    Unavailable = triton_sys::TRITONSERVER_ERROR_UNAVAILABLE.0,
     /// The server cannot do it at all; HTTP 501.
-    Unsupported,
+    Unsupported = triton_sys::TRITONSERVER_ERROR_UNSUPPORTED.0,
     /// What the request would make exists already; HTTP 400.
-    AlreadyExists,
+    AlreadyExists = triton_sys::TRITONSERVER_ERROR_ALREADY_EXISTS.0,
     /// The client no longer wants the answer; HTTP 400.
-    Cancelled,
+    Cancelled = triton_sys::TRITONSERVER_ERROR_CANCELLED.0,
 }
 
-const CODES: [(Code, TRITONSERVER_Error_Code); 8] = [
-    (Code::Unknown, triton_sys::TRITONSERVER_ERROR_UNKNOWN),
-    (Code::Internal, triton_sys::TRITONSERVER_ERROR_INTERNAL),
-    (Code::NotFound, triton_sys::TRITONSERVER_ERROR_NOT_FOUND),
-    (Code::InvalidArg, triton_sys::TRITONSERVER_ERROR_INVALID_ARG),
-    (Code::Unavailable, triton_sys::TRITONSERVER_ERROR_UNAVAILABLE),
-    (Code::Unsupported, triton_sys::TRITONSERVER_ERROR_UNSUPPORTED),
-    (Code::AlreadyExists, triton_sys::TRITONSERVER_ERROR_ALREADY_EXISTS),
-    (Code::Cancelled, triton_sys::TRITONSERVER_ERROR_CANCELLED),
-];
+impl Code {
+    fn of(raw: TRITONSERVER_Error_Code) -> Self {
+        use Code::{AlreadyExists, Cancelled, Internal, InvalidArg, NotFound, Unavailable, Unknown, Unsupported};
+        let known = [Internal, NotFound, InvalidArg, Unavailable, Unsupported, AlreadyExists, Cancelled];
+        // A newer server may have other codes.
+        known.into_iter().find(|code| *code as u32 == raw.0).unwrap_or(Unknown)
+    }
+}
 
 /// A code and a text, as a client or an operator sees them. The text says what happened and what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Error {
     pub code: Code,
     pub message: String,
@@ -53,12 +52,7 @@ impl Error {
         Self { code: self.code, message: cut(self.message.as_bytes(), TEXT_BYTES) }
     }
 
-    /// Makes Triton's object, which Triton then owns.
     pub fn into_raw(self) -> *mut TRITONSERVER_Error {
-        let code = CODES
-            .iter()
-            .find(|(code, _)| *code == self.code)
-            .map_or(triton_sys::TRITONSERVER_ERROR_INTERNAL, |(_, raw)| *raw);
         let text = CString::new(self.message.replace('\0', "?")).unwrap_or_default();
         // Without the functions of the server there is no log either.
         let Some(error_new) = triton_sys::error_new() else {
@@ -66,7 +60,7 @@ impl Error {
             return std::ptr::null_mut();
         };
         // SAFETY: the text lives during the call; Triton copies it.
-        unsafe { error_new(code, text.as_ptr()) }
+        unsafe { error_new(TRITONSERVER_Error_Code(self.code as u32), text.as_ptr()) }
     }
 }
 
@@ -94,14 +88,6 @@ fn cut(text: &[u8], most: usize) -> String {
     format!("{head} [... {} bytes ...] {tail}", middle.len())
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Error {}
-
 impl From<MissingSymbol> for Error {
     fn from(missing: MissingSymbol) -> Self {
         Self::new(Code::Unsupported, missing.to_string())
@@ -123,8 +109,7 @@ pub unsafe fn check(returned: Result<*mut TRITONSERVER_Error, MissingSymbol>) ->
         let message = call!(TRITONSERVER_ErrorMessage(raw)).unwrap_or(c"".as_ptr());
         let message = CStr::from_ptr(message).to_string_lossy().into_owned();
         let _ = call!(TRITONSERVER_ErrorDelete(raw));
-        let code = CODES.iter().find(|(_, known)| *known == code).map_or(Code::Unknown, |(code, _)| *code);
-        Err(Error { code, message })
+        Err(Error { code: Code::of(code), message })
     }
 }
 

@@ -1,4 +1,4 @@
-//! An input of a request: where Triton or a client has its elements, and copies of them in our own memory.
+//! An input of a request: its type, where Triton or a client has its elements, and copies of them in our own memory.
 
 use std::ops::Range;
 use std::ptr;
@@ -10,13 +10,36 @@ use rows::strings::{self, Strings};
 use rows::tensor::DataType;
 use rows::{NoMemory, reserve};
 use smallvec::SmallVec;
-use triton_sys::{TRITONBACKEND_Input, call};
+use triton_sys::{TRITONBACKEND_Input, TRITONSERVER_DataType, call};
 
 use super::error::{Error, check};
-use super::types;
 use crate::memory::Charge;
 
-/// An input's properties and elements.
+const TYPES: [(DataType, TRITONSERVER_DataType); 14] = [
+    (DataType::Bool, triton_sys::TRITONSERVER_TYPE_BOOL),
+    (DataType::Uint8, triton_sys::TRITONSERVER_TYPE_UINT8),
+    (DataType::Uint16, triton_sys::TRITONSERVER_TYPE_UINT16),
+    (DataType::Uint32, triton_sys::TRITONSERVER_TYPE_UINT32),
+    (DataType::Uint64, triton_sys::TRITONSERVER_TYPE_UINT64),
+    (DataType::Int8, triton_sys::TRITONSERVER_TYPE_INT8),
+    (DataType::Int16, triton_sys::TRITONSERVER_TYPE_INT16),
+    (DataType::Int32, triton_sys::TRITONSERVER_TYPE_INT32),
+    (DataType::Int64, triton_sys::TRITONSERVER_TYPE_INT64),
+    (DataType::Fp16, triton_sys::TRITONSERVER_TYPE_FP16),
+    (DataType::Fp32, triton_sys::TRITONSERVER_TYPE_FP32),
+    (DataType::Fp64, triton_sys::TRITONSERVER_TYPE_FP64),
+    (DataType::Bytes, triton_sys::TRITONSERVER_TYPE_BYTES),
+    (DataType::Bf16, triton_sys::TRITONSERVER_TYPE_BF16),
+];
+
+fn data_type(raw: TRITONSERVER_DataType) -> Option<DataType> {
+    TYPES.iter().find(|(_, known)| *known == raw).map(|(data_type, _)| *data_type)
+}
+
+pub(super) fn raw_data_type(data_type: DataType) -> TRITONSERVER_DataType {
+    TYPES.iter().find(|(known, _)| *known == data_type).map_or(triton_sys::TRITONSERVER_TYPE_INVALID, |(_, raw)| *raw)
+}
+
 pub(super) struct RawInput {
     pub(super) data_type: Option<DataType>,
     pub(super) dims: RawDims,
@@ -45,11 +68,10 @@ impl RawInput {
         // SAFETY: as above.
         let buffers = (0..buffers).map(|index| unsafe { input_buffer(input, index) }).collect::<Result<_, _>>()?;
         let dims = RawDims::Lent(Lent { start: dims, len: rank as usize });
-        Ok(Self { data_type: types::data_type(data_type), dims, elements: Elements::Lent(buffers) })
+        Ok(Self { data_type: self::data_type(data_type), dims, elements: Elements::Lent(buffers) })
     }
 }
 
-/// The dimensions of an input.
 pub(super) enum RawDims {
     /// In an array that Triton lends.
     Lent(Lent<i64>),
@@ -68,21 +90,16 @@ impl RawDims {
     }
 }
 
-/// Where the elements of an input are.
 pub(super) enum Elements {
-    /// In buffers that Triton lends.
     Lent(SmallVec<[Piece; 1]>),
     /// In our own memory, which the client cannot change.
-    Owned(Arc<Vec<u8>>),
-    /// In our own memory, as strings.
-    Strings(Arc<Strings>),
+    Held(HeldElements),
 }
 
 /// An input that a sequence keeps for its next requests.
 #[derive(Clone, Debug)]
 pub struct HeldInput {
     pub data_type: DataType,
-    /// As the client sent them.
     pub dims: Box<[i64]>,
     pub elements: HeldElements,
     /// Its part of what sequences may hold together; `None` until a sequence keeps it. Those that share the elements
@@ -90,20 +107,25 @@ pub struct HeldInput {
     pub charge: Option<Arc<Charge>>,
 }
 
-/// The elements of a [`HeldInput`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldElements {
     Bytes(Arc<Vec<u8>>),
     Strings(Arc<Strings>),
 }
 
+impl HeldElements {
+    fn byte_len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Strings(read) => strings::written_bytes(read.iter()),
+        }
+    }
+}
+
 impl HeldInput {
     /// Bytes of its elements, with the lengths of strings.
     pub fn byte_len(&self) -> usize {
-        match &self.elements {
-            HeldElements::Bytes(bytes) => bytes.len(),
-            HeldElements::Strings(read) => strings::written_bytes(read.iter()),
-        }
+        self.elements.byte_len()
     }
 }
 
@@ -117,7 +139,6 @@ pub(super) struct Lent<T> {
 // SAFETY: Triton lets any thread read what a request has, and nothing is written through the pointer.
 unsafe impl<T> Send for Lent<T> {}
 
-/// A buffer of an input.
 pub(super) struct Piece {
     bytes: Lent<u8>,
     /// The GPU that has the memory; `None` for the host.
@@ -127,16 +148,13 @@ pub(super) struct Piece {
 /// Why an input cannot be copied to our own memory.
 #[derive(Debug)]
 pub enum NotCopied {
-    /// It is in memory of this GPU, which cannot be read.
     Gpu(i32, DeviceError),
     Memory(NoMemory),
 }
 
-/// An input of a request.
 #[derive(Clone, Copy)]
 pub struct Input<'a>(pub(super) &'a RawInput);
 
-/// A buffer of an input.
 ///
 /// # Safety
 /// `input` must be alive.
@@ -245,28 +263,21 @@ impl<'a> Input<'a> {
     pub fn pieces(self) -> impl Iterator<Item = ClientBytes<'a>> + Clone {
         let (lent, owned) = match &self.0.elements {
             Elements::Lent(buffers) => (buffers.as_slice(), None),
-            Elements::Owned(bytes) => (&[][..], Some(bytes.as_slice().into())),
-            Elements::Strings(_) => (&[][..], None),
+            Elements::Held(HeldElements::Bytes(bytes)) => (&[][..], Some(bytes.as_slice().into())),
+            Elements::Held(HeldElements::Strings(_)) => (&[][..], None),
         };
         lent.iter().map(Piece::on_host).chain(owned)
     }
 
     /// The elements, if they have been read as strings.
     pub fn strings(self) -> Option<&'a Strings> {
-        match &self.0.elements {
-            Elements::Strings(read) => Some(read),
-            Elements::Lent(_) | Elements::Owned(_) => None,
-        }
+        if let Elements::Held(HeldElements::Strings(read)) = &self.0.elements { Some(read) } else { None }
     }
 
     /// Whether both have been copied and have the same elements. Elements that a client can still change are never the
     /// same.
     pub fn is_same(self, other: Self) -> bool {
-        match (&self.0.elements, &other.0.elements) {
-            (Elements::Owned(one), Elements::Owned(other)) => one == other,
-            (Elements::Strings(one), Elements::Strings(other)) => one == other,
-            _ => false,
-        }
+        matches!((&self.0.elements, &other.0.elements), (Elements::Held(one), Elements::Held(other)) if one == other)
     }
 
     /// Where the elements are, if they are together in memory of a GPU.
@@ -282,12 +293,10 @@ impl<'a> Input<'a> {
         matches!(&self.0.elements, Elements::Lent(buffers) if buffers.iter().any(|piece| piece.on_gpu().is_some()))
     }
 
-    /// Bytes of all pieces together.
     pub fn bytes(self) -> usize {
         match &self.0.elements {
             Elements::Lent(buffers) => buffers.iter().map(|piece| piece.bytes.len).sum(),
-            Elements::Owned(bytes) => bytes.len(),
-            Elements::Strings(read) => strings::written_bytes(read.iter()),
+            Elements::Held(held) => held.byte_len(),
         }
     }
 }

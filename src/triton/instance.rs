@@ -13,7 +13,6 @@ use super::request::Request;
 /// Points in time of a run, in nanoseconds of the monotonic clock, for Triton's statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// Execute began.
     pub execute_start: u64,
     /// The inputs are in place.
     pub compute_start: u64,
@@ -28,7 +27,6 @@ impl Times {
         Self { execute_start: now, compute_start: now, compute_end: now, execute_end: now }
     }
 
-    /// Execute ends without a run.
     pub const fn ending_at(self, now: u64) -> Self {
         Self { compute_start: now, compute_end: now, execute_end: now, ..self }
     }
@@ -91,7 +89,6 @@ impl Instance {
         }
     }
 
-    /// Tells Triton how much memory of a GPU the instance holds.
     pub fn report_memory(self, gpu: i32, bytes: usize) -> Result<(), Error> {
         let mut usage = Usage(ptr::null_mut());
         // SAFETY: alive by `new`; the attributes are made here, set while they live, and stay ours.
@@ -142,7 +139,6 @@ impl Instance {
         });
     }
 
-    /// Counts a run of `rows` rows in the model's statistics.
     pub fn report_batch(self, rows: usize, times: Times) {
         let Times { execute_start, compute_start, compute_end, execute_end } = times;
         // SAFETY: alive by `new`.

@@ -9,15 +9,27 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use triton_sys::{
-    TRITONSERVER_Metric, TRITONSERVER_MetricArgs, TRITONSERVER_MetricFamily, TRITONSERVER_MetricKind,
-    TRITONSERVER_Parameter, call,
+    TRITONSERVER_Metric, TRITONSERVER_MetricArgs, TRITONSERVER_MetricFamily, TRITONSERVER_Parameter, call,
 };
 
 use super::error::{Code, Error, check};
-use super::types::c_name;
+use super::raw::c_name;
+
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Counter,
+    /// Gauges with the same labels are one metric of Triton, so each adds its share.
+    Gauge,
+    /// Has buckets with these upper bounds, ascending. Triton adds one without a bound. Servers that do not know histograms
+    /// make no such family.
+    Histogram(&'static [f64]),
+}
 
 /// A name with a description. Its metrics differ by their labels.
-pub struct Family(NonNull<TRITONSERVER_MetricFamily>);
+pub struct Family {
+    raw: NonNull<TRITONSERVER_MetricFamily>,
+    kind: Kind,
+}
 
 // SAFETY: Triton guards metrics with locks of its own.
 unsafe impl Send for Family {}
@@ -25,41 +37,32 @@ unsafe impl Send for Family {}
 unsafe impl Sync for Family {}
 
 impl Family {
-    pub fn counter(name: &str, description: &str) -> Result<Self, Error> {
-        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_COUNTER, name, description)
-    }
-
-    pub fn gauge(name: &str, description: &str) -> Result<Self, Error> {
-        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_GAUGE, name, description)
-    }
-
-    /// Fails on servers that do not know histograms.
-    pub fn histogram(name: &str, description: &str) -> Result<Self, Error> {
-        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_HISTOGRAM, name, description)
-    }
-
-    fn new(kind: TRITONSERVER_MetricKind, name: &str, description: &str) -> Result<Self, Error> {
+    pub fn new(kind: Kind, name: &str, description: &str) -> Result<Arc<Self>, Error> {
+        let raw_kind = match kind {
+            Kind::Counter => triton_sys::TRITONSERVER_METRIC_KIND_COUNTER,
+            Kind::Gauge => triton_sys::TRITONSERVER_METRIC_KIND_GAUGE,
+            Kind::Histogram(_) => triton_sys::TRITONSERVER_METRIC_KIND_HISTOGRAM,
+        };
         let (name, description) = (c_name(name), c_name(description));
-        let mut family = ptr::null_mut();
+        let mut raw = ptr::null_mut();
         // SAFETY: the texts live during the call and are copied.
-        unsafe { check(call!(TRITONSERVER_MetricFamilyNew(&mut family, kind, name.as_ptr(), description.as_ptr())))? };
-        NonNull::new(family).map(Self).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric family"))
+        unsafe { check(call!(TRITONSERVER_MetricFamilyNew(&mut raw, raw_kind, name.as_ptr(), description.as_ptr())))? };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric family"))?;
+        Ok(Arc::new(Self { raw, kind }))
     }
 }
 
 impl Drop for Family {
     fn drop(&mut self) {
         // SAFETY: alive, its metrics hold an Arc to it and are gone.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricFamilyDelete(self.0.as_ptr()))) };
+        let _ = unsafe { check(call!(TRITONSERVER_MetricFamilyDelete(self.raw.as_ptr()))) };
     }
 }
 
-struct Metric {
-    raw: RawMetric,
-    _family: Arc<Family>,
+pub struct Metric {
+    raw: NonNull<TRITONSERVER_Metric>,
+    family: Arc<Family>,
 }
-
-struct RawMetric(NonNull<TRITONSERVER_Metric>);
 
 /// Held while a metric is made or deleted. Metrics with the same labels share one of Prometheus's. If the last of them is
 /// deleted while core makes another, core gives that one a pointer to freed memory. A model that is loaded while its
@@ -67,9 +70,9 @@ struct RawMetric(NonNull<TRITONSERVER_Metric>);
 static MAKING_OR_DELETING: Mutex<()> = Mutex::new(());
 
 // SAFETY: Triton guards metrics with locks of its own.
-unsafe impl Send for RawMetric {}
+unsafe impl Send for Metric {}
 // SAFETY: as above.
-unsafe impl Sync for RawMetric {}
+unsafe impl Sync for Metric {}
 
 /// Arguments of a metric; null before they are made.
 struct Args(*mut TRITONSERVER_MetricArgs);
@@ -97,8 +100,8 @@ impl Drop for Args {
 }
 
 impl Metric {
-    /// A counter or gauge without `args`, a histogram with them.
-    fn new(family: &Arc<Family>, labels: &[(&str, &str)], args: Option<&Args>) -> Result<Self, Error> {
+    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
+        let args = if let Kind::Histogram(bounds) = family.kind { Some(Args::buckets(bounds)?) } else { None };
         let texts: Vec<(CString, CString)> = labels.iter().map(|(name, value)| (c_name(name), c_name(value))).collect();
         let mut parameters: Vec<*const TRITONSERVER_Parameter> = Vec::new();
         let kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
@@ -110,11 +113,11 @@ impl Metric {
                 parameters
                     .push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
             }
-            let (family, labels, count) = (family.0.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64);
+            let (family, labels, count) = (family.raw.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64);
             let making = MAKING_OR_DELETING.lock();
             let made = check(match args {
                 None => call!(TRITONSERVER_MetricNew(&mut metric, family, labels, count)),
-                Some(args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, args.0)),
+                Some(ref args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, args.0)),
             });
             drop(making);
             for parameter in parameters {
@@ -123,14 +126,20 @@ impl Metric {
             made
         };
         made?;
-        let raw =
-            NonNull::new(metric).map(RawMetric).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric"))?;
-        Ok(Self { raw, _family: family.clone() })
+        let raw = NonNull::new(metric).ok_or_else(|| Error::new(Code::Internal, "Triton made no metric"))?;
+        Ok(Self { raw, family: family.clone() })
     }
 
-    fn add(&self, more: f64) {
+    /// Adds a value, which may be negative for a gauge. A histogram counts it in its bucket.
+    pub fn add(&self, value: f64) {
+        let raw = self.raw.as_ptr();
         // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.0.as_ptr(), more))) };
+        let _ = unsafe {
+            check(match self.family.kind {
+                Kind::Counter | Kind::Gauge => call!(TRITONSERVER_MetricIncrement(raw, value)),
+                Kind::Histogram(_) => call!(TRITONSERVER_MetricObserve(raw, value)),
+            })
+        };
     }
 }
 
@@ -138,48 +147,6 @@ impl Drop for Metric {
     fn drop(&mut self) {
         let _deleting = MAKING_OR_DELETING.lock();
         // SAFETY: alive; its family is still held.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.0.as_ptr()))) };
-    }
-}
-
-/// A metric that goes up and down. Gauges with the same labels are one metric of Triton, so each adds its share.
-pub struct Gauge(Metric);
-
-impl Gauge {
-    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        Metric::new(family, labels, None).map(Self)
-    }
-
-    /// Adds `more`, which may be negative.
-    pub fn add(&self, more: f64) {
-        self.0.add(more);
-    }
-}
-
-/// A metric that goes up.
-pub struct Counter(Metric);
-
-impl Counter {
-    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        Metric::new(family, labels, None).map(Self)
-    }
-
-    pub fn add(&self, more: f64) {
-        self.0.add(more);
-    }
-}
-
-/// A metric that counts observations in buckets.
-pub struct Histogram(Metric);
-
-impl Histogram {
-    /// `bounds`: the upper bounds of the buckets, ascending. Triton adds one without a bound.
-    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)], bounds: &[f64]) -> Result<Self, Error> {
-        Metric::new(family, labels, Some(&Args::buckets(bounds)?)).map(Self)
-    }
-
-    pub fn observe(&self, value: f64) {
-        // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricObserve(self.0.raw.0.as_ptr(), value))) };
+        let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.as_ptr()))) };
     }
 }

@@ -15,17 +15,15 @@ mod request;
 mod response;
 mod rows;
 mod server;
-mod types;
 
 pub use error::{Code, Error, echo};
 pub use input::{HeldElements, HeldInput, Input, NotCopied};
 pub use instance::{Instance, Times, monotonic_ns, thread_waits};
-pub use metrics::{Counter, Family, Gauge, Histogram};
+pub use metrics::{Family, Kind, Metric};
 pub use model::{Backend, Model};
-pub use raw::{OutputMemory, ResponseCopy, RowOutput};
+pub use raw::{OutputMemory, ResponseCopy, RowOutput, c_name};
 pub use request::{ParameterValue, Request};
 pub use response::{Answer, Response};
 pub use server::{
     ServerError, exit_process, fills_in_candidates, gives_request_parameters, install_log, load, log_limits,
 };
-pub use types::c_name;

@@ -20,7 +20,6 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// This backend within a server.
 #[derive(Clone, Copy)]
 pub struct Backend(NonNull<TRITONBACKEND_Backend>);
 
@@ -41,7 +40,6 @@ impl Backend {
         }
     }
 
-    /// The folder that the backend was loaded from.
     pub fn folder(self) -> Result<PathBuf, Error> {
         let (mut kind, mut location) = (triton_sys::TRITONBACKEND_ARTIFACT_FILESYSTEM, ptr::null());
         // SAFETY: alive by `new`; the path stays the backend's and is copied.
@@ -52,7 +50,6 @@ impl Backend {
     }
 }
 
-/// A model that Triton is loading or has loaded.
 #[derive(Clone, Copy)]
 pub struct Model(NonNull<TRITONBACKEND_Model>);
 

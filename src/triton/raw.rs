@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, TRITONBACKEND_ResponseFactory, call};
 
 use super::error::{Code, Error, check};
-use super::types;
+use super::input::raw_data_type;
 
 /// A request, which its owner answers once and releases once.
 pub struct RawRequest(pub(super) NonNull<TRITONBACKEND_Request>);
@@ -34,11 +34,9 @@ pub struct RawResponse {
     recorded: RefCell<Option<Box<Recorded>>>,
 }
 
-/// What was added to a response so far.
 #[derive(Default)]
 struct Recorded {
     outputs: Vec<RecordedOutput>,
-    /// The rest.
     copy: ResponseCopy,
 }
 
@@ -60,7 +58,6 @@ pub struct RawEnd(NonNull<TRITONBACKEND_ResponseFactory>);
 // SAFETY: Triton lets a factory be used and deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for RawEnd {}
 
-/// An output of a row.
 pub struct RowOutput {
     pub name: CString,
     pub data_type: DataType,
@@ -78,7 +75,6 @@ pub struct ResponseCopy {
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {
-    /// On the host.
     Host(ClientBytesMut<'a>),
     /// In memory of a GPU, such as a client's shared memory.
     Gpu(Foreign<'a>),
@@ -89,7 +85,6 @@ impl RawRequest {
         self.0.as_ptr()
     }
 
-    /// An empty response to fill.
     pub fn response(&self) -> Result<RawResponse, Error> {
         let mut response = ptr::null_mut();
         // SAFETY: the request is alive until it is released; the response is handed over.
@@ -123,13 +118,11 @@ impl RawRequest {
 }
 
 impl RawResponse {
-    /// Bytes of the outputs that have been added.
     pub const fn byte_len(&self) -> usize {
         self.bytes.get()
     }
 
-    /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
-    /// calls return the same memory.
+    /// See [`super::Response::output`].
     pub fn output(
         &self,
         name: &CStr,
@@ -143,7 +136,7 @@ impl RawResponse {
         let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
         // SAFETY: the response is alive; name and dims live during the call, which copies them.
         unsafe {
-            let data_type = types::raw_data_type(data_type);
+            let data_type = raw_data_type(data_type);
             check(call!(TRITONBACKEND_ResponseOutput(
                 self.raw.as_ptr(),
                 &mut output,
@@ -203,7 +196,6 @@ impl RawResponse {
         unless_unsupported(set)
     }
 
-    /// Adds a flag as a parameter, if the server has parameters of responses.
     pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
         if let Some(recorded) = &mut *self.recorded.borrow_mut() {
             recorded.copy.flags.push((name.to_owned(), flag));
@@ -220,7 +212,7 @@ impl RawResponse {
     }
 
     /// A copy of what was noted. `None` if nothing was noted, or if an output is in memory of a GPU.
-    pub fn copy(&mut self) -> Option<ResponseCopy> {
+    pub fn copy(&self) -> Option<ResponseCopy> {
         let Recorded { outputs, copy: of } = *self.recorded.take()?;
         let copy = |output: RecordedOutput| {
             let RecordedOutput { name, data_type, dims, start, bytes } = output;
@@ -252,7 +244,6 @@ impl RawResponse {
 }
 
 impl RawEnd {
-    /// Tells the client that the request has had its last response.
     pub fn send(self) -> Result<(), Error> {
         let flags = triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL;
         // SAFETY: the factory is alive until it is dropped.
@@ -300,4 +291,9 @@ fn check_memory(bytes: usize) -> Result<(), Error> {
 
 pub(super) fn no_memory(error: NoMemory) -> Error {
     Error::new(Code::Unavailable, format!("no memory for an output: {error}"))
+}
+
+/// A name for Triton. No tensor's name has a NUL; one that had would become empty.
+pub fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
 }

@@ -5,7 +5,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rows::strings;
+use parking_lot::Mutex;
+use rows::strings::{self, Strings};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, call};
@@ -13,7 +14,7 @@ use triton_sys::{TRITONBACKEND_Request, call};
 use super::error::{Code, Error, check};
 use super::input::{Elements, HeldElements, HeldInput, Input, NotCopied, RawDims, RawInput, copy_buffers, copy_each};
 use super::raw::RawRequest;
-use super::response::{Answer, Response};
+use super::response::{Answer, Kind, Response};
 use super::rows::{Part, Whole};
 
 /// A request that this backend must answer and release.
@@ -29,7 +30,6 @@ pub struct Request {
     part: Option<Part>,
 }
 
-/// The value of a request parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterValue<'a> {
     /// Of any length, and any bytes but NUL.
@@ -68,7 +68,6 @@ impl Request {
         }
     }
 
-    /// Whether it starts and whether it ends its sequence.
     pub fn start_and_end(&self) -> Result<(bool, bool), Error> {
         let mut flags = 0;
         // SAFETY: the request is alive until it is dropped.
@@ -80,7 +79,6 @@ impl Request {
         ))
     }
 
-    /// The number of inputs that it carries.
     pub fn input_count(&self) -> Result<u32, Error> {
         let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
@@ -88,7 +86,6 @@ impl Request {
         Ok(count)
     }
 
-    /// The number of outputs that its client wants.
     pub fn output_count(&self) -> Result<u32, Error> {
         let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
@@ -96,7 +93,6 @@ impl Request {
         Ok(count)
     }
 
-    /// The name of one of the outputs that its client wants.
     pub fn output_name(&self, index: u32) -> Result<&str, Error> {
         let mut name = ptr::null();
         // SAFETY: the request is alive until it is dropped, and the name with it.
@@ -142,7 +138,7 @@ impl Request {
     pub fn copy_input(&mut self, index: usize) -> Result<(), NotCopied> {
         let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
         if let Elements::Lent(buffers) = &input.elements {
-            input.elements = Elements::Owned(Arc::new(copy_buffers(buffers)?));
+            input.elements = Elements::Held(HeldElements::Bytes(Arc::new(copy_buffers(buffers)?)));
         }
         Ok(())
     }
@@ -160,7 +156,7 @@ impl Request {
             if let Some(Some(input)) = requests[request].inputs.get_mut(index)
                 && matches!(input.elements, Elements::Lent(_))
             {
-                input.elements = Elements::Owned(Arc::new(copied));
+                input.elements = Elements::Held(HeldElements::Bytes(Arc::new(copied)));
             }
             Ok(())
         };
@@ -171,40 +167,35 @@ impl Request {
     /// strings in Triton's form.
     pub fn read_strings(&mut self, index: usize) -> Result<Option<usize>, NotCopied> {
         self.copy_input(index)?;
-        let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
-        if let Elements::Owned(bytes) = elements {
-            let Some(read) = strings::read(bytes).map_err(NotCopied::Memory)? else { return Ok(None) };
-            *elements = Elements::Strings(Arc::new(read));
-        }
-        match elements {
-            Elements::Strings(read) => Ok(Some(read.len())),
-            Elements::Lent(_) | Elements::Owned(_) => Ok(None),
-        }
+        let Some(Some(RawInput { elements: Elements::Held(held), .. })) = self.inputs.get_mut(index) else {
+            return Ok(None);
+        };
+        let read = match held {
+            HeldElements::Strings(read) => return Ok(Some(read.len())),
+            HeldElements::Bytes(bytes) => strings::read(bytes).map_err(NotCopied::Memory)?,
+        };
+        let count = read.as_ref().map(Strings::len);
+        read.into_iter().for_each(|read| *held = HeldElements::Strings(Arc::new(read)));
+        Ok(count)
     }
 
     /// Copies input number `index` to our own memory, and shares the copy. `None` if the request does not carry it.
     pub fn hold_input(&mut self, index: usize) -> Result<Option<HeldInput>, NotCopied> {
         self.copy_input(index)?;
-        let Some(Some(RawInput { data_type: Some(data_type), dims, elements })) = self.inputs.get(index) else {
-            return Ok(None);
-        };
-        let elements = match elements {
-            Elements::Owned(bytes) => HeldElements::Bytes(bytes.clone()),
-            Elements::Strings(read) => HeldElements::Strings(read.clone()),
-            Elements::Lent(_) => return Ok(None),
-        };
-        Ok(Some(HeldInput { data_type: *data_type, dims: dims.as_slice().into(), elements, charge: None }))
+        Ok(match self.inputs.get(index) {
+            Some(Some(RawInput { data_type: Some(data_type), dims, elements: Elements::Held(elements) })) => {
+                let (dims, elements) = (dims.as_slice().into(), elements.clone());
+                Some(HeldInput { data_type: *data_type, dims, elements, charge: None })
+            }
+            _ => None,
+        })
     }
 
-    /// Gives the request an input that it does not carry.
     pub fn set_input(&mut self, index: usize, held: &HeldInput) {
         let HeldInput { data_type, dims, elements, .. } = held.clone();
-        let elements = match elements {
-            HeldElements::Bytes(bytes) => Elements::Owned(bytes),
-            HeldElements::Strings(read) => Elements::Strings(read),
-        };
         if let Some(input) = self.inputs.get_mut(index) {
-            *input = Some(RawInput { data_type: Some(data_type), dims: RawDims::Owned(dims), elements });
+            let (dims, elements) = (RawDims::Owned(dims), Elements::Held(elements));
+            *input = Some(RawInput { data_type: Some(data_type), dims, elements });
         }
     }
 
@@ -229,7 +220,6 @@ impl Request {
         }
     }
 
-    /// Whether it is one of the rows of a request that has several.
     pub const fn is_part(&self) -> bool {
         self.part.is_some()
     }
@@ -273,11 +263,12 @@ impl Request {
         found.map(|text| String::from_utf8_lossy(text).into_owned())
     }
 
-    /// An empty response to fill.
     pub fn response(&self) -> Result<Response, Error> {
         match &self.part {
-            Some(Part { whole, row }) => Ok(Response::of_row(whole.clone(), *row)),
-            None => self.raw.response().map(Response::new),
+            Some(Part { whole, row }) => {
+                Ok(Response(Kind::Row { whole: whole.clone(), row: *row, outputs: Mutex::default() }))
+            }
+            None => self.raw.response().map(|raw| Response(Kind::Whole(raw))),
         }
     }
 
@@ -285,7 +276,7 @@ impl Request {
     pub fn end(&self) -> Result<Response, Error> {
         match &self.part {
             Some(_) => self.response(),
-            None => self.raw.end().map(Response::end),
+            None => self.raw.end().map(|raw| Response(Kind::End(raw))),
         }
     }
 
@@ -318,15 +309,15 @@ impl Request {
         asked.is_ok() && cancelled
     }
 
-    /// Whether its answer has been made.
     pub const fn is_answered(&self) -> bool {
         self.answered
     }
 
     /// Makes an error the answer, in place of one that was made and has not been sent.
     pub fn fail_instead(&mut self, made: &mut Option<Answer>, error: Error) {
-        if let Some(before) = made.take() {
-            before.delete();
+        if let Some(mut before) = made.take() {
+            // Deletes the response. Otherwise the end of `before` would send it.
+            before.0 = None;
             self.answered = false;
             *made = self.make_answer(Err(error));
         }
@@ -343,7 +334,7 @@ impl Request {
             Err(error) => (self.response(), Some(error)),
         };
         response
-            .map(|response| Answer::new(response, error))
+            .map(|response| Answer(Some((response, error))))
             .inspect_err(|error| log::error!("a response could not be sent: {error}"))
             .ok()
     }

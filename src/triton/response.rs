@@ -14,9 +14,9 @@ use super::raw::{OutputMemory, RawEnd, RawResponse, ResponseCopy, RowOutput, no_
 use super::rows::Whole;
 
 /// A response that has not been sent. Dropping it deletes it.
-pub struct Response(Kind);
+pub struct Response(pub(super) Kind);
 
-enum Kind {
+pub(super) enum Kind {
     Whole(RawResponse),
     /// For a row of a request that has several.
     Row {
@@ -31,22 +31,9 @@ enum Kind {
 }
 
 impl Response {
-    pub(super) const fn new(raw: RawResponse) -> Self {
-        Self(Kind::Whole(raw))
-    }
-
-    pub(super) const fn of_row(whole: Arc<Whole>, row: usize) -> Self {
-        Self(Kind::Row { whole, row, outputs: Mutex::new(Vec::new()) })
-    }
-
     /// Takes the outputs of a step of a request of several.
     pub fn of_step() -> Self {
         Self(Kind::Step(Mutex::new(Vec::new())))
-    }
-
-    /// The end of a request that gets no further response.
-    pub(super) const fn end(raw: RawEnd) -> Self {
-        Self(Kind::End(raw))
     }
 
     /// The outputs that [`Response::of_step`] has taken; none of another response.
@@ -57,22 +44,17 @@ impl Response {
         }
     }
 
+    /// Triton's response. Only this has parameters, and only this is recorded: a request of several rows has no sequence step,
+    /// and several ids, which stand only in output `sequence_id`.
+    const fn whole(&self) -> Option<&RawResponse> {
+        if let Kind::Whole(raw) = &self.0 { Some(raw) } else { None }
+    }
+
     /// Notes what the response gets from now on, for [`Answer::copy`].
     pub fn record(&self) {
-        if let Kind::Whole(raw) = &self.0 {
-            raw.record();
-        }
+        self.whole().into_iter().for_each(RawResponse::record);
     }
 
-    fn copy(&mut self) -> Option<ResponseCopy> {
-        match &mut self.0 {
-            Kind::Whole(raw) => raw.copy(),
-            // A request of several rows has no sequence step.
-            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => None,
-        }
-    }
-
-    /// Bytes of its outputs.
     pub fn byte_len(&self) -> usize {
         match &self.0 {
             Kind::Whole(raw) => raw.byte_len(),
@@ -107,32 +89,20 @@ impl Response {
         }
     }
 
-    /// Adds the id of the request's sequence, if the server has parameters of responses. A response with several ids has
-    /// them only in output `sequence_id`.
+    /// Adds the id of the request's sequence, if the server has parameters of responses.
     pub fn set_sequence_id(&self, id: &SequenceId) -> Result<(), Error> {
-        match &self.0 {
-            Kind::Whole(raw) => raw.set_sequence_id(id),
-            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
-        }
+        self.whole().map_or(Ok(()), |raw| raw.set_sequence_id(id))
     }
 
-    /// Adds a number as a parameter, if the server has parameters of responses. A response for several rows has none.
+    /// Adds a number as a parameter, if the server has parameters of responses.
     pub fn set_number(&self, name: &CStr, number: usize) -> Result<(), Error> {
-        match &self.0 {
-            Kind::Whole(raw) => raw.set_number(name, i64::try_from(number).unwrap_or(i64::MAX)),
-            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
-        }
+        self.whole().map_or(Ok(()), |raw| raw.set_number(name, i64::try_from(number).unwrap_or(i64::MAX)))
     }
 
-    /// Adds a flag as a parameter, like [`Response::set_number`].
     pub fn set_flag(&self, name: &CStr, flag: bool) -> Result<(), Error> {
-        match &self.0 {
-            Kind::Whole(raw) => raw.set_flag(name, flag),
-            Kind::Row { .. } | Kind::Step(_) | Kind::End(_) => Ok(()),
-        }
+        self.whole().map_or(Ok(()), |raw| raw.set_flag(name, flag))
     }
 
-    /// Sends it as a response that others follow.
     pub(super) fn send_part(self) -> Result<(), Error> {
         match self.0 {
             Kind::Whole(raw) => raw.send(None, false),
@@ -152,13 +122,9 @@ impl Response {
 }
 
 /// The answer to a request. Dropping it sends it.
-pub struct Answer(Option<(Response, Option<Error>)>);
+pub struct Answer(pub(super) Option<(Response, Option<Error>)>);
 
 impl Answer {
-    pub(super) const fn new(response: Response, error: Option<Error>) -> Self {
-        Self(Some((response, error)))
-    }
-
     /// Adds a number as a parameter; see [`Response::set_number`].
     pub fn set_number(&self, name: &CStr, number: u64) -> Result<(), Error> {
         match &self.0 {
@@ -169,21 +135,13 @@ impl Answer {
 
     /// A copy of its response, if that was recorded. `None` also for an error, if its outputs have more bytes than `most`, and if
     /// one is in memory of a GPU.
-    pub fn copy(&mut self, most: usize) -> Option<ResponseCopy> {
-        match &mut self.0 {
-            Some((response, None)) if response.byte_len() <= most => response.copy(),
-            _ => None,
-        }
+    pub fn copy(&self, most: usize) -> Option<ResponseCopy> {
+        let (response, error) = self.0.as_ref()?;
+        response.whole().filter(|raw| error.is_none() && raw.byte_len() <= most)?.copy()
     }
 
-    /// Whether it is an error.
     pub fn is_error(&self) -> bool {
         matches!(self.0, Some((_, Some(_))))
-    }
-
-    /// Deletes it. Nothing is sent.
-    pub(super) fn delete(mut self) {
-        self.0 = None;
     }
 }
 

@@ -8,13 +8,11 @@ use rows::strings;
 use rows::tensor::{DataType, element_count};
 
 use super::error::{Code, Error};
-use super::input::{Elements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
+use super::input::{Elements, HeldElements, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_part};
 use super::raw::{OutputMemory, RawRequest, RowOutput};
 
-/// A row of a request.
 pub(super) struct Part {
     pub whole: Arc<Whole>,
-    /// Which row.
     pub row: usize,
 }
 
@@ -32,7 +30,7 @@ impl Part {
     /// Cuts the row out of an input of the whole request, and copies it. An input that has no such row is returned as it
     /// is: the check of its shape refuses it.
     pub fn row_of(&self, mut input: RawInput) -> Result<RawInput, Error> {
-        let rows = self.whole.rows();
+        let rows = self.whole.answers.lock().len();
         let mut dims: Box<[i64]> = input.dims.as_slice().into();
         match dims.first_mut() {
             Some(batch) if *batch == rows as i64 => *batch = 1,
@@ -58,7 +56,7 @@ impl Part {
             let each = buffers.iter().map(Piece::byte_len).sum::<usize>() / rows;
             copy_part(buffers, self.row * each..(self.row + 1) * each).map_err(not_copied)?
         };
-        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Owned(Arc::new(row)));
+        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Held(HeldElements::Bytes(Arc::new(row))));
         Ok(input)
     }
 }
@@ -66,10 +64,6 @@ impl Part {
 impl Whole {
     pub fn new(raw: RawRequest, rows: usize) -> Arc<Self> {
         Arc::new(Self { raw, answers: Mutex::new((0..rows).map(|_| None).collect()) })
-    }
-
-    fn rows(&self) -> usize {
-        self.answers.lock().len()
     }
 
     /// Takes the answer of a row. The last one sends the response: the outputs of all rows, or the first row's error.

@@ -11,23 +11,17 @@ use super::error::check;
 const OLDEST_BACKEND_API: u32 = 8;
 
 /// What older servers cannot do, and what this backend then does. Metrics have log lines of their own.
-const LIMITS: [Limit; 4] = [
-    Limit { is_absent: |api| !has_request_parameters(api), effect: "models with parameter 'state_api' are refused" },
-    Limit { is_absent: |api| api.TRITONBACKEND_RequestIsCancelled.is_none(), effect: "cancelled requests are run" },
-    Limit {
-        is_absent: |api| api.TRITONBACKEND_InferenceRequestTimeoutMicroseconds.is_none(),
-        effect: "without 'sequence_batching', the timeouts of requests are ignored",
-    },
-    Limit {
-        is_absent: |api| api.TRITONBACKEND_ModelInstanceReportMemoryUsage.is_none(),
-        effect: "memory on GPUs is not reported to the server",
-    },
+const LIMITS: [(IsAbsent, &str); 4] = [
+    (|api| !has_request_parameters(api), "models with parameter 'state_api' are refused"),
+    (|api| api.TRITONBACKEND_RequestIsCancelled.is_none(), "cancelled requests are run"),
+    (
+        |api| api.TRITONBACKEND_InferenceRequestTimeoutMicroseconds.is_none(),
+        "without 'sequence_batching', the timeouts of requests are ignored",
+    ),
+    (|api| api.TRITONBACKEND_ModelInstanceReportMemoryUsage.is_none(), "memory on GPUs is not reported to the server"),
 ];
 
-struct Limit {
-    is_absent: fn(&Api) -> bool,
-    effect: &'static str,
-}
+type IsAbsent = fn(&Api) -> bool;
 
 const fn has_request_parameters(api: &Api) -> bool {
     api.TRITONBACKEND_RequestParameterCount.is_some() && api.TRITONBACKEND_RequestParameter.is_some()
@@ -40,13 +34,10 @@ pub fn exit_process() -> ! {
     unsafe { libc::_exit(1) }
 }
 
-/// Why the library cannot serve in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No server, or one with another ABI.
     #[error(transparent)]
     Load(#[from] triton_sys::LoadError),
-    /// A server that lacks what every request needs.
     #[error(
         "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 22.02): use a \
          newer server"
@@ -75,7 +66,7 @@ pub fn fills_in_candidates() -> bool {
 /// Logs what this backend does differently because the server is old.
 pub fn log_limits() {
     let api = triton_sys::api();
-    let without: Vec<_> = LIMITS.iter().filter(|limit| (limit.is_absent)(api)).map(|limit| limit.effect).collect();
+    let without: Vec<_> = LIMITS.iter().filter(|(is_absent, _)| is_absent(api)).map(|(_, effect)| *effect).collect();
     if without.is_empty() {
         return;
     }

@@ -1,16 +1,19 @@
 //! Requests as they arrive: their rows, and what these say about their sequences.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use sequences::SequenceId;
 use sequences::scheduler::{Control, Origin, Refused, Scheduler};
 use smallvec::{SmallVec, smallvec};
+use state_store::Keeper;
 
 use crate::batch::control::ControlReader;
 use crate::batch::decode::Expected;
 use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
-use crate::error::{InputError, LoadError, RequestError, StoredError};
+use crate::binding::RequestInput;
+use crate::error::{InputError, LoadError, RequestError};
 use crate::model::Model;
 use crate::panic;
 use crate::triton::Request;
@@ -18,14 +21,11 @@ use crate::triton::Request;
 /// A request in the scheduler. It is boxed there, because each sequence keeps room for some requests.
 pub(super) struct Queued {
     pub row: Row,
-    /// When it came.
     pub since: Instant,
 }
 
-/// A row of a request, and what it says about its sequence.
 pub(super) struct Read {
     pub row: Row,
-    /// The id of a START.
     pub starts: Option<SequenceId>,
     pub control: Result<Control, Unfit>,
 }
@@ -33,7 +33,6 @@ pub(super) struct Read {
 /// Why a row does not run; `None` if the reason is another row of its request.
 pub(super) type Unfit = Option<Box<RequestError>>;
 
-/// A queued request that cannot run.
 pub(super) fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
     (queued.row.request, Some(Box::new(why.into())))
 }
@@ -41,7 +40,7 @@ pub(super) fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
 /// The same, of a sequence that may be in the store, although its state here is gone.
 pub(super) fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
     match why {
-        Refused::Missing(id) => (queued.row.request, Some(Box::new(StoredError::Moved(id).into()))),
+        Refused::Missing(id) => unfit((queued, Refused::Moved(id))),
         why => unfit((queued, why)),
     }
 }
@@ -61,14 +60,11 @@ pub(super) fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<B
     rows
 }
 
-/// Reads the requests of a model.
 pub(super) struct Reader {
-    expected: Expected,
+    pub expected: Expected,
     control: ControlReader,
     tells_id: TellsId,
-    has_store: bool,
-    /// Another server can go on with a sequence that is here.
-    shares_sequences: bool,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Reader {
@@ -77,23 +73,15 @@ impl Reader {
         // The model for initial states reads the inputs, too, and it runs on the host.
         let device = model.only_site()?.device.as_ref().map(|device| device.number());
         let gpu = device.filter(|_| model.initial_model.is_none());
+        // A call of the State API may carry no inputs.
+        let needs = |of: &RequestInput| model.state_api.is_none() && !of.optional && !of.is_held;
+        let required = model.binding.request_inputs().filter(|(_, of)| needs(of)).count();
         Ok(Self {
             expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
-            control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
+            control: ControlReader::new(model.config.takes_ids, required),
             tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
-            has_store: model.keeper.is_some(),
-            shares_sequences: model.keeper.as_ref().is_some_and(|keeper| keeper.is_shared()),
+            keeper: model.keeper.clone(),
         })
-    }
-
-    /// Whether a request of the model may make several steps.
-    pub fn make_steps(&self) -> bool {
-        self.expected.make_steps()
-    }
-
-    /// See [`Expected::brings_no_window`].
-    pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
-        self.expected.brings_no_window(row, left)
     }
 
     /// Whether a request may drain the server; `None` if it has START or an id, or does not ask for that.
@@ -104,7 +92,7 @@ impl Reader {
             return None;
         }
         Some(match self.expected.drains(request)? {
-            Ok(true) if self.has_store => Ok(()),
+            Ok(true) if self.keeper.is_some() => Ok(()),
             Ok(true) => {
                 Err(conflict("'drain' saves all sequences in the model's 'state_store', but the model has none").into())
             }
@@ -138,7 +126,7 @@ impl Reader {
                 if asked.resume && control.id.is_none() {
                     return Err(conflict("'resume' needs the id of the parked sequence").into());
                 }
-                if asked.clone_of.is_some() && self.shares_sequences {
+                if asked.clone_of.is_some() && self.keeper.as_ref().is_some_and(|keeper| keeper.is_shared()) {
                     // Only a request of a sequence asks the store whether the state here is the newest.
                     let why = "with 'state_store', another server may have a newer state of the sequence of \
                                'clone_of': read a snapshot of it, and start with that";
@@ -174,13 +162,4 @@ impl Reader {
         };
         rows.into_iter().zip(controls).map(read).collect()
     }
-}
-
-/// Number of inputs that every request must carry.
-fn required_inputs(model: &Model) -> usize {
-    if model.state_api.is_some() {
-        // A call of the State API may carry none.
-        return 0;
-    }
-    model.binding.request_inputs().filter(|(_, of)| !of.optional && !of.is_held).count()
 }

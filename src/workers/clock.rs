@@ -1,5 +1,7 @@
-//! The thread of an instance that does what is due at a time, whether core calls Execute or not.
+//! Threads that end with their owner, and the one of an instance that does what is due at a time, whether core calls Execute
+//! or not.
 
+use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,34 +14,47 @@ use crate::panic;
 /// Pause after a panic, so that a panic that repeats does not fill the log.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// The thread. Dropping this stops it.
-pub(super) struct Clock {
-    alarm: Arc<Alarm>,
+/// A thread. Dropping this stops it.
+pub(super) struct Thread {
+    stop: Box<dyn Fn() + Send>,
     thread: Option<JoinHandle<()>>,
+    /// "the thread that ..."
+    what: &'static str,
 }
 
-impl Clock {
-    /// Starts a thread that calls `work` each time the alarm goes off.
-    pub fn start(alarm: &Arc<Alarm>, work: impl Fn() + Send + 'static) -> Result<Self, LoadError> {
-        let (alarm, rings) = (alarm.clone(), alarm.clone());
-        let run = move || {
-            while rings.wait() {
-                if let Err(error) = panic::catch(&work) {
-                    log::error!("the thread that watches the clock failed: {error}");
-                    rings.by(Instant::now() + AFTER_PANIC);
-                }
-            }
-        };
-        let thread = Some(Builder::new().name("stateful-clock".to_owned()).spawn(run).map_err(LoadError::Clock)?);
-        Ok(Self { alarm, thread })
+impl Thread {
+    /// `run` must return soon after `stop` was called.
+    pub fn start(
+        name: &str,
+        what: &'static str,
+        stop: impl Fn() + Send + 'static,
+        run: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        let thread = Some(Builder::new().name(name.to_owned()).spawn(run)?);
+        Ok(Self { stop: Box::new(stop), thread, what })
     }
 }
 
-impl Drop for Clock {
+impl Drop for Thread {
     fn drop(&mut self) {
-        self.alarm.stop();
-        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that watches the clock"));
+        (self.stop)();
+        self.thread.take().into_iter().for_each(|thread| panic::join(thread, self.what));
     }
+}
+
+/// Starts a thread that calls `work` each time the alarm goes off.
+pub(super) fn start_clock(alarm: &Arc<Alarm>, work: impl Fn() + Send + 'static) -> Result<Thread, LoadError> {
+    let (stops, rings) = (alarm.clone(), alarm.clone());
+    let run = move || {
+        while rings.wait() {
+            if let Err(error) = panic::catch(&work) {
+                log::error!("the thread that watches the clock failed: {error}");
+                rings.by(Instant::now() + AFTER_PANIC);
+            }
+        }
+    };
+    let clock = Thread::start("stateful-clock", "the thread that watches the clock", move || stops.stop(), run);
+    clock.map_err(LoadError::Clock)
 }
 
 /// When the thread has to work. Others ask for a time, and the thread waits for the earliest.

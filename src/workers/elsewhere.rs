@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use sequences::scheduler::{Lookup, Refused, Scheduler};
 use sequences::{Key, SequenceId};
-use state_store::{Saved, StoreError};
 
 use super::arrivals::{Queued, moved, unfit};
-use super::stored::{Asks, Entry, Found, Lookups, Pending, StoreThreads, Stored, Tells, Writer};
+use super::clock::Thread;
+use super::stored::{Found, Pending, Stored, Told, hear_asks, start_lookups, start_writer};
 use super::{SHOW_EVERY, Shared};
 use crate::batch::Row;
 use crate::batch::kept::KeptAnswer;
@@ -21,16 +21,20 @@ use crate::triton::Request;
 
 impl Shared {
     /// Starts the threads that ask the store, write to it, and hear other servers.
-    pub(super) fn start_store_threads(self: &Arc<Self>) -> Result<StoreThreads, LoadError> {
-        let Some(stored) = &self.stored else { return Ok(StoreThreads::default()) };
+    pub(super) fn start_store_threads(self: &Arc<Self>) -> Result<Vec<Thread>, LoadError> {
+        let Some(stored) = &self.stored else { return Ok(Vec::new()) };
         let finds = self.clone();
-        let lookups = Lookups::start(&self.lookups, move |lookups| finds.find(lookups))?;
-        let mut threads = StoreThreads { _lookups: Some(lookups), ..StoreThreads::default() };
-        let Some(later) = stored.later() else { return Ok(threads) };
-        let asked = self.clone();
-        threads._asks = Some(Asks::start(stored.keeper(), move |id| asked.release_to_another(id))?);
-        threads._writer = Some(Writer::start(&later.queue, stored.keeper(), Writes(self.clone()))?);
-        Ok(threads)
+        let lookups = start_lookups(&self.lookups, move |lookups| finds.find(lookups))?;
+        let Some(later) = &stored.later else { return Ok(vec![lookups]) };
+        let (asked, writes) = (self.clone(), self.clone());
+        let asks = hear_asks(&stored.keeper, move |key| {
+            let wanted = asked.stored.as_ref().and_then(|stored| stored.wanted(key));
+            asked.release_lanes(wanted.as_slice());
+        })?;
+        let writer = start_writer(&later.queue, &stored.keeper, move |told| writes.take_told(told))?;
+        // They stop in this order. The lookups may hand the writer something to save. The last one hears other servers until all
+        // is saved, because a server that asks and is not heard takes what the store has.
+        Ok(vec![lookups, writer, asks])
     }
 
     /// Lets a thread look for sequences, and enter those that begin. While the store doesn't answer, they begin without.
@@ -140,13 +144,6 @@ impl Shared {
         self.answer_now(rows.into_iter().map(answer).collect(), true);
     }
 
-    /// Another server asks for a sequence.
-    fn release_to_another(&self, key: &[u8]) {
-        if let Some(lane) = self.stored.as_ref().and_then(|stored| stored.wanted(key)) {
-            self.release_lanes(&[lane]);
-        }
-    }
-
     /// Sequences leave for another server, when their request has run.
     fn release_lanes(&self, lanes: &[u32]) {
         if lanes.is_empty() {
@@ -173,7 +170,7 @@ impl Shared {
         stored.begin_drain();
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
-        let takes_states = stored.later().is_none_or(|later| !later.queue.is_down() && !later.queue.is_full());
+        let takes_states = stored.later.as_ref().is_none_or(|later| !later.queue.is_down() && !later.queue.is_full());
         let refused = if takes_states { scheduler.drain(now, &mut wake) } else { scheduler.take_no_more() };
         let live = scheduler.live();
         self.watch_clock_for(&mut scheduler, now);
@@ -196,9 +193,8 @@ impl Shared {
         self.answer_now(answers.collect(), true);
     }
 
-    /// Whether a worker has states to save.
     pub(super) fn has_snapshots(&self, worker: usize, now: Instant) -> bool {
-        self.stored.as_ref().and_then(Stored::later).is_some_and(|later| later.is_due(worker, now))
+        self.stored.as_ref().and_then(|stored| stored.later.as_ref()).is_some_and(|later| later.is_due(worker, now))
     }
 
     /// Comes again when states have to be saved, or while some are not. Returns the age of the oldest unsaved step.
@@ -214,23 +210,13 @@ impl Shared {
         // 0 means that all steps are saved.
         oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX).max(1))
     }
-}
 
-/// Takes what the writer tells.
-struct Writes(Arc<Shared>);
-
-impl Tells for Writes {
-    fn written(&self, results: Vec<(Entry, Saved)>) {
-        let Some((stored, later)) = self.0.stored.as_ref().and_then(Stored::with_later) else { return };
-        let moved = stored.written(later, results);
-        self.0.release_lanes(&moved);
-    }
-
-    fn failed(&self, error: &StoreError) {
-        self.0.stored.iter().for_each(|stored| stored.not_written(error));
-    }
-
-    fn too_large(&self, entry: &Entry, error: &StoreError) {
-        self.0.stored.iter().for_each(|stored| stored.cannot_save(entry, error));
+    fn take_told(&self, told: Told<'_>) {
+        let Some((stored, later)) = self.stored.as_ref().and_then(Stored::with_later) else { return };
+        match told {
+            Told::Written(results) => self.release_lanes(&stored.written(later, results)),
+            Told::Failed(error) => stored.not_written(error),
+            Told::TooLarge(entry, error) => stored.cannot_save(entry, error),
+        }
     }
 }

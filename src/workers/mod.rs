@@ -1,13 +1,11 @@
 //! The path of a request from Execute to its release; here, of one that this backend schedules itself. [`payloads`] is for
 //! what core schedules.
 //!
-//! Core calls Execute on one thread, one call at a time, in the order of its queue. Execute reads each request, puts it
-//! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
-//! batch, runs it, settles its sequences, sends the answers and releases the requests. While a batch runs, requests
-//! collect for the next one, and nothing waits for a fixed time. If no other sequence is live and nothing else is
-//! queued, a request runs on core's thread, because waking the worker takes longer. A request that makes no step
-//! (`input_windows`) also runs there, if the worker has nothing to do. One more thread watches the clock: it ends idle
-//! sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the workers do.
+//! Core calls Execute on one thread, one call at a time, in the order of its queue. Execute puts each request into the
+//! [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. While its batch runs, requests collect for
+//! the next one, and nothing waits for a fixed time. A request that makes no step (`input_windows`) runs on core's thread, if the
+//! worker has nothing to do. The clock's thread ends idle sequences, refuses STARTs that have waited for too long, and releases
+//! the last request, whatever the workers do. ARCHITECTURE.md says the rest.
 //!
 //! Rules:
 //! - The scheduler is locked for its own work only, never while a batch runs or an answer is sent.
@@ -30,31 +28,29 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sequences::scheduler::{Begins, OnDuplicateStart, Over, OverBy, Ready, Refused, Scheduler, Work};
+use sequences::scheduler::{Begins, Over, OverBy, Ready, Refused, Scheduler, Work};
 use sequences::{Finished, Key};
 
 use crate::batch::Row;
 use crate::config::{OwnScheduling, Strategy};
-use crate::error::{AdmissionError, LoadError};
+use crate::error::LoadError;
 use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::triton::{self, Error, Request, Response, Times, monotonic_ns, thread_waits};
 use arrivals::{Queued, Read, Reader, Unfit, all_or_none, moved, unfit};
-use clock::{Alarm, Clock};
+use clock::{Alarm, Thread, start_clock};
 use payloads::Payloads;
 use releases::{LOOK_EVERY, Releases};
-use stored::{Queue, StoreThreads, Stored};
+use stored::{Queue, Stored};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
 
 /// A Triton instance, by who schedules the sequences of its model.
 pub enum Scheduled {
-    /// Core's sequence batcher.
     ByCore(Payloads),
-    /// This backend.
     ByUs(Box<Workers>),
 }
 
@@ -78,8 +74,8 @@ impl Scheduled {
 /// A Triton instance of a model that this backend schedules itself.
 pub struct Workers {
     shared: Arc<Shared>,
-    _clock: Clock,
-    _of_store: StoreThreads,
+    _clock: Thread,
+    _of_store: Vec<Thread>,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
     reader: Reader,
@@ -114,7 +110,6 @@ struct Worker {
 }
 
 impl Workers {
-    /// Starts the workers.
     pub fn new(triton: triton::Instance, model: &Arc<Model>, own: OwnScheduling) -> Result<Self, LoadError> {
         let mut rules = own.rules;
         if let Some(store) = &model.config.state_store {
@@ -123,10 +118,7 @@ impl Workers {
         let scheduler = Mutex::new(Scheduler::new(rules, own.workers, Instant::now()));
         let site = model.only_site()?;
         let alarm = Arc::<Alarm>::default();
-        let rejects_duplicates = own.rules.on_duplicate_start == OnDuplicateStart::Reject;
-        let stored = model.keeper.clone().zip(model.config.state_store.as_ref()).map(|(keeper, of)| {
-            Stored::new(keeper, of, rejects_duplicates, own.workers, alarm.clone(), site.sequences.clone())
-        });
+        let stored = Stored::new(model, own, &alarm, &site.sequences);
         let shared = Arc::new(Shared {
             triton,
             sequences: site.sequences.clone(),
@@ -142,7 +134,7 @@ impl Workers {
         });
         shared.watch_clock_for(&mut shared.scheduler.lock(), Instant::now());
         let watches = shared.clone();
-        let clock = Clock::start(&shared.alarm, move || watches.do_what_is_due())?;
+        let clock = start_clock(&shared.alarm, move || watches.do_what_is_due())?;
         let of_store = shared.start_store_threads()?;
         let mut workers = Self {
             shared,
@@ -159,14 +151,18 @@ impl Workers {
             let responder = Responder::new(move |settled| shared.answer(settled), true);
             let worker = Arc::new(Worker { number, instance_number, instance, responder });
             let (shared, works) = (workers.shared.clone(), worker.clone());
-            let started = thread::Builder::new().name(format!("worker {number}")).spawn(move || shared.work(&works));
+            let work = move || {
+                while shared.wait(number) {
+                    shared.run_next(&works, &mut works.instance.lock(), true);
+                }
+            };
+            let started = thread::Builder::new().name(format!("worker {number}")).spawn(work);
             workers.threads.push(started.map_err(LoadError::Worker)?);
             workers.workers.push(worker);
         }
         Ok(workers)
     }
 
-    /// Queues the requests of a payload. Those that cannot run are answered now.
     pub fn execute(&mut self, requests: Vec<Request>) {
         let _executing = self.shared.releases.execute();
         let queue_was_empty = thread_waits() != self.waits;
@@ -211,7 +207,7 @@ impl Workers {
         self.shared.drain(drains);
         let runs_here = match self.workers.as_slice() {
             // Core's thread waits for no store.
-            _ if self.shared.stored.as_ref().is_some_and(|stored| stored.later().is_none()) => None,
+            _ if self.shared.stored.as_ref().is_some_and(|stored| stored.later.is_none()) => None,
             // The worker has nothing else to run, and core has nothing else to hand over.
             [worker] if is_alone && queue_was_empty && !wake.is_empty() => Some((worker, worker.instance.lock())),
             workers => copies_only.and_then(|worker| Some((&workers[worker], workers[worker].instance.try_lock()?))),
@@ -228,9 +224,9 @@ impl Workers {
 
     /// Whether all that a worker has to do is a request that makes no step.
     fn makes_no_step(&self, scheduler: &Scheduler<Box<Queued>>, worker: usize) -> bool {
-        let request = if self.reader.make_steps() { scheduler.only_request(worker) } else { None };
+        let request = if self.reader.expected.make_steps() { scheduler.only_request(worker) } else { None };
         request.is_some_and(|(lane, queued)| {
-            let look = |left: &[Vec<u8>]| self.reader.brings_no_window(&queued.row, left);
+            let look = |left: &[Vec<u8>]| self.reader.expected.brings_no_window(&queued.row, left);
             self.shared.sequences.look_at_left(self.workers[worker].instance_number, lane, look) == Some(true)
         })
     }
@@ -275,7 +271,6 @@ impl Shared {
         workers.iter().for_each(|&worker| _ = self.wake[worker].notify_one());
     }
 
-    /// Answers and releases requests that do not run.
     fn refuse(&self, refused: Vec<(Request, Unfit)>) {
         if refused.is_empty() {
             return;
@@ -302,13 +297,6 @@ impl Shared {
             requests.push(request);
         }
         self.release(requests);
-    }
-
-    /// Runs batches on a worker's thread until the instance is removed.
-    fn work(&self, worker: &Worker) {
-        while self.wait(worker.number) {
-            self.run_next(worker, &mut worker.instance.lock(), true);
-        }
     }
 
     /// Waits until a worker has something to do. Returns false if the instance is being removed.
@@ -413,7 +401,6 @@ impl Shared {
         }
     }
 
-    /// Sends the answers of a batch, and releases its requests.
     fn answer(&self, Settled { answers, requests, leavings, .. }: Settled) {
         drop(answers);
         self.answering.fetch_sub(requests.len(), Ordering::AcqRel);
@@ -428,21 +415,15 @@ impl Shared {
     }
 }
 
-/// What came of a batch.
 #[derive(Default)]
 struct Batch {
-    /// What requests have done to their sequences.
     finished: Vec<Finished>,
     /// Requests that have steps left, each with its lane.
     left: Vec<(u32, Box<Queued>)>,
-    /// What is to be sent and released.
     settled: Settled,
 }
 
-/// Runs a batch.
 fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
-    // First, because what is answered no longer has its id.
-    let members = stored.map(|stored| stored.members(&ready)).unwrap_or_default();
     let (now, number) = (Instant::now(), instance.number());
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
         let Queued { mut row, since } = *request;
@@ -457,7 +438,7 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
         }
         instance.sequences().metrics.waited(now.saturating_duration_since(since));
         if row.deadline.is_some_and(|deadline| deadline <= now) {
-            row.problem = Some(Box::new(AdmissionError::Late(id.clone()).into()));
+            row.problem = Some(Box::new(Refused::Late(id.clone()).into()));
         }
         row.key = Some(Key { instance: number, lane: Some(lane), id });
         row
@@ -465,7 +446,7 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
     let mut rows: Vec<_> = ready.into_iter().map(row).collect();
     stored.iter().for_each(|stored| stored.prepare(worker, instance, &mut rows));
     let (mut answered, left) = instance.execute_rows(rows);
-    stored.iter().for_each(|stored| stored.save(worker, instance, &mut answered, &left, &members));
+    stored.iter().for_each(|stored| stored.save(worker, instance, &mut answered, &left));
     let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
     Batch {
         // After `save`, which notes a state that could not be saved as lost.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::clock::{Alarm, Clock};
+use super::clock::{Alarm, Thread, start_clock};
 use crate::config::Strategy;
 use crate::error::LoadError;
 use crate::instance::Instance;
@@ -20,7 +20,7 @@ use crate::triton::{self, Request};
 /// A Triton instance of such a model. In this order: the clock stops, the answers are sent, the instance ends its
 /// sequences.
 pub struct Payloads {
-    _clock: Clock,
+    _clock: Thread,
     responder: Responder<Vec<Answered>>,
     instance: Arc<Mutex<Instance>>,
 }
@@ -33,7 +33,7 @@ impl Payloads {
         let (alarm, number) = (Arc::<Alarm>::default(), instance.number());
         let (sequences, instance) = (instance.sequences().clone(), Arc::new(Mutex::new(instance)));
         let (ticks, of_site, rings) = (instance.clone(), sequences.clone(), alarm.clone());
-        let clock = Clock::start(&alarm, move || {
+        let clock = start_clock(&alarm, move || {
             let next = ticks.lock().tick();
             // Without the lock of the instance, because it takes long to make or free a slab.
             of_site.adjust_slabs();

@@ -20,7 +20,6 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
 #[derive(Default)]
 pub(super) struct Releases {
     kept: Mutex<Kept>,
-    /// Core's thread is in Execute.
     is_executing: AtomicBool,
     /// The kernel's id of core's thread; 0 before the first Execute.
     thread: AtomicI32,
@@ -28,7 +27,6 @@ pub(super) struct Releases {
 
 #[derive(Default)]
 struct Kept {
-    /// And since when.
     request: Option<(Request, Instant)>,
     /// The last look found core's thread asleep.
     slept: bool,
@@ -44,7 +42,6 @@ impl Drop for Executing<'_> {
 }
 
 impl Releases {
-    /// Core's thread enters Execute.
     pub fn execute(&self) -> Executing<'_> {
         self.is_executing.store(true, Ordering::Release);
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);

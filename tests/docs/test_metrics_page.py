@@ -55,7 +55,7 @@ def test_every_metric_is_on_the_dashboard():
 
 
 def test_every_reason_of_a_failed_request_is_documented():
-    code = (ROOT / "src/error/reason.rs").read_text()
+    code = (ROOT / "src/error/codes.rs").read_text()
     [labels] = re.findall(r"const LABELS: \[\(Self, &str\); \d+\] = \[(.*?)\];", code, re.S)
     page = (ROOT / "docs/metrics.md").read_text()
     [table] = re.findall(r"^\| `reason` \|.*?\n\n", page, re.M | re.S)

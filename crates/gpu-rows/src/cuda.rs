@@ -317,27 +317,22 @@ const fn help(error: sys::CUresult) -> &'static str {
 /// documentation of `CUresult` says that "the process must be terminated and relaunched". After an assertion in a kernel,
 /// the context must be destroyed, and ONNX Runtime uses it, too. Memory with uncorrectable errors stays wrong.
 const fn is_final(error: sys::CUresult) -> bool {
-    use sys::CUresult::{
-        CUDA_ERROR_ASSERT, CUDA_ERROR_CONTAINED, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR,
-        CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE,
-        CUDA_ERROR_INVALID_PC, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS,
-        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_TENSOR_MEMORY_LEAK,
-    };
+    use sys::CUresult as Of;
     matches!(
         error,
-        CUDA_ERROR_ASSERT
-            | CUDA_ERROR_CONTAINED
-            | CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUDA_ERROR_INVALID_PC
-            | CUDA_ERROR_LAUNCH_FAILED
-            | CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+        Of::CUDA_ERROR_ASSERT
+            | Of::CUDA_ERROR_CONTAINED
+            | Of::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Of::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Of::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Of::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Of::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Of::CUDA_ERROR_INVALID_PC
+            | Of::CUDA_ERROR_LAUNCH_FAILED
+            | Of::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Of::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Of::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Of::CUDA_ERROR_TENSOR_MEMORY_LEAK
     )
 }
 

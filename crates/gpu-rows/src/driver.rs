@@ -5,80 +5,31 @@
 
 use std::ptr::NonNull;
 
-/// A stream of a device.
+/// A stream of a device, by the driver's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub(super) usize);
-
-impl Stream {
-    /// The driver's handle, which is CUDA's `cudaStream_t` on CUDA.
-    pub const fn handle(self) -> usize {
-        self.0
-    }
-}
 
 /// Why an operation of a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// NVIDIA's driver is not installed.
     #[error("NVIDIA's driver is needed: libcuda.so.1 cannot be loaded on this machine")]
     NoDriver,
-    /// NVIDIA's driver does not initialise.
     #[error("NVIDIA's driver is needed, and the one on this machine cannot be used: {why}")]
-    UselessDriver {
-        /// The driver's error.
-        why: String,
-    },
-    /// No GPU has this number.
+    UselessDriver { why: String },
     #[error("there is no GPU {device}: the driver knows {count}")]
-    NoDevice {
-        /// The number that was requested.
-        device: i32,
-        /// Number of GPUs that the driver knows.
-        count: i32,
-    },
-    /// The device has too little free memory.
+    NoDevice { device: i32, count: i32 },
     #[error("cannot allocate {bytes} bytes of memory of GPU {device}: {free} of {total} bytes are free")]
-    OutOfMemory {
-        /// Bytes that were requested.
-        bytes: usize,
-        /// The device's number.
-        device: i32,
-        /// Bytes of the device that are free.
-        free: usize,
-        /// Bytes that the device has.
-        total: usize,
-    },
-    /// The host has too little memory to pin.
+    OutOfMemory { bytes: usize, device: i32, free: usize, total: usize },
     #[error("cannot allocate {bytes} bytes of host memory pinned for GPU {device}")]
-    OutOfPinned {
-        /// Bytes that were requested.
-        bytes: usize,
-        /// The device's number.
-        device: i32,
-    },
-    /// A function of the driver failed.
+    OutOfPinned { bytes: usize, device: i32 },
     #[error("GPU {device}: {call} failed: {why}")]
-    Failed {
-        /// The device's number.
-        device: i32,
-        /// Name of the function.
-        call: &'static str,
-        /// The driver's error.
-        why: String,
-    },
+    Failed { device: i32, call: &'static str, why: String },
     /// A function of the driver failed. From now on, the driver refuses everything that this process asks of the device.
     #[error(
         "GPU {device}: {call} failed: {why}; this process can't use the GPU any more, even for reloaded models: \
          restart the server"
     )]
-    Lost {
-        /// The device's number.
-        device: i32,
-        /// Name of the function.
-        call: &'static str,
-        /// The driver's error.
-        why: String,
-    },
+    Lost { device: i32, call: &'static str, why: String },
 }
 
 impl DeviceError {
@@ -118,8 +69,6 @@ pub trait Driver: Send + Sync {
     /// Allocates host memory that can be copied from and to asynchronously, filled with zeros.
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError>;
 
-    /// Frees pinned memory.
-    ///
     /// # Safety
     /// `memory` must be from [`Driver::allocate_pinned`], with the same `bytes`, and nothing may use it any more.
     unsafe fn free_pinned(&self, memory: NonNull<u8>, bytes: usize);
@@ -168,7 +117,6 @@ pub trait Driver: Send + Sync {
     /// The first [`DeviceError::Lost`] of the device, if there was one.
     fn lost(&self) -> Option<&DeviceError>;
 
-    /// Operations that a simulated device has done.
     #[cfg(any(test, feature = "simulated-device"))]
     fn counts(&self) -> super::Counts {
         super::Counts::default()

@@ -24,17 +24,14 @@ impl Foreign<'_> {
         Self { gpu, address, bytes, lent: PhantomData }
     }
 
-    /// Number of the GPU.
     pub const fn gpu(self) -> i32 {
         self.gpu
     }
 
-    /// Address of the first byte on the GPU.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }

@@ -98,28 +98,21 @@ impl Device {
         }
         let _no_capture = while_nothing_is_captured();
         let driver = open_driver(number)?;
-        let device = Arc::new(Self::new(number, driver)?);
+        driver.make_current()?;
+        let stream = driver.open_stream()?;
+        let device = Arc::new(Self { number, driver, stream });
         devices.insert(number, Arc::downgrade(&device));
         Ok(device)
     }
 
-    fn new(number: i32, driver: Box<dyn Driver>) -> Result<Self, DeviceError> {
-        driver.make_current()?;
-        let stream = driver.open_stream()?;
-        Ok(Self { number, driver, stream })
-    }
-
-    /// Makes it the current device of the calling thread.
     pub fn make_current(&self) -> Result<(), DeviceError> {
         self.driver.make_current()
     }
 
-    /// Number of the GPU.
     pub const fn number(&self) -> i32 {
         self.number
     }
 
-    /// Product name of the GPU.
     pub fn name(&self) -> String {
         self.driver.name()
     }
@@ -142,7 +135,6 @@ impl Device {
         self.driver.lost()
     }
 
-    /// Operations that a simulated device has done.
     #[cfg(any(test, feature = "simulated-device"))]
     pub fn counts(&self) -> Counts {
         self.driver.counts()
@@ -189,21 +181,19 @@ pub struct OwnedStream {
 }
 
 impl OwnedStream {
-    /// Makes a new stream.
     pub fn open(device: &Arc<Device>) -> Result<Arc<Self>, DeviceError> {
         let _no_capture = while_nothing_is_captured();
         device.driver.make_current()?;
         Ok(Arc::new(Self { device: device.clone(), stream: device.driver.open_stream()? }))
     }
 
-    /// The stream's device.
     pub const fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
     /// CUDA's `cudaStream_t`.
     pub const fn handle(&self) -> usize {
-        self.stream.handle()
+        self.stream.0
     }
 
     /// Ends a capture on the stream that failed, without which later work would not be executed. To be called on the thread
@@ -244,7 +234,6 @@ pub struct DeviceMemory {
 }
 
 impl DeviceBuffer {
-    /// Address of the first byte on the device.
     pub fn address(&self) -> u64 {
         self.memory.address
     }
@@ -254,7 +243,6 @@ impl DeviceBuffer {
         &self.memory
     }
 
-    /// Number of bytes that were requested.
     pub const fn byte_len(&self) -> usize {
         self.bytes
     }
@@ -265,7 +253,6 @@ impl DeviceBuffer {
         Span { address: self.address() + offset as u64, bytes, memory: Some(self.memory()) }
     }
 
-    /// The device that the memory is on.
     pub fn device(&self) -> &Arc<Device> {
         &self.memory.device
     }
@@ -280,7 +267,6 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// An empty span.
     pub const fn none() -> Self {
         Self { address: 0, bytes: 0, memory: None }
     }
@@ -290,12 +276,10 @@ impl<'a> Span<'a> {
         self.memory
     }
 
-    /// Address of the first byte on the device.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
@@ -324,13 +308,11 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// The bytes, to read.
     pub const fn bytes(&self) -> &[u8] {
         // SAFETY: `allocate_pinned` allocated and initialised that many bytes, and `self` owns them.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.bytes) }
     }
 
-    /// The bytes, to write.
     pub const fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
@@ -343,7 +325,6 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(range.start), range.len()) }
     }
 
-    /// Number of bytes that were requested.
     pub const fn byte_len(&self) -> usize {
         self.bytes
     }

@@ -11,33 +11,36 @@ use rows::tensor::{Part, StorageType};
 /// Units of a tile, as in `rows.cu`. A block of the kernel works on one tile.
 const TILE: u32 = 1024;
 
-/// What a move does with the values of a row.
+/// What a move does with the values of a row: fp16 is widened to fp32, or fp32 narrowed to fp16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Copies them.
     None,
-    /// Converts fp16 to fp32.
     Widen,
-    /// Converts fp32 to fp16.
     Narrow,
     /// Rounds fp32 to the nearest value that fp16 can represent.
     Round,
 }
 
+impl Change {
+    /// Bytes that are read of what has so many at the target.
+    const fn read(self, written: u64) -> u64 {
+        match self {
+            Self::None | Self::Round => written,
+            Self::Widen => written / 2,
+            Self::Narrow => written * 2,
+        }
+    }
+}
+
 /// Pieces of equal size, each as far from the one before. Addresses are those of the first piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Address to read.
     pub from: u64,
-    /// Address to write.
     pub to: u64,
-    /// Bytes from one piece to the next at the source.
     pub from_stride: u64,
-    /// Bytes from one piece to the next at the target.
     pub to_stride: u64,
     /// Bytes of a piece at the target.
     pub bytes: u64,
-    /// Number of pieces.
     pub count: usize,
 }
 
@@ -104,11 +107,8 @@ mod kind {
 /// Moves of the table that are executed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Index of the first move.
     pub first: usize,
-    /// Number of moves.
     pub count: u32,
-    /// Tiles of all moves.
     pub tiles: u32,
 }
 
@@ -119,7 +119,6 @@ pub struct Moves {
     phases: Vec<Phase>,
     /// Index of the first move of the phase that is being collected.
     first: usize,
-    /// Tiles of that phase.
     tiles: u32,
     /// Bytes of the rows that come from the host. They are uploaded together with the table.
     carried: Vec<u8>,
@@ -131,10 +130,9 @@ pub struct Moves {
 const CARRIED_ALIGNMENT: usize = 16;
 
 impl Moves {
-    /// Moves pieces within the device's memory.
     pub fn push(&mut self, pieces: Pieces, change: Change) {
         let Pieces { from, to, from_stride, to_stride, bytes, count } = pieces;
-        let is_gapless = from_stride == source_bytes(bytes, change) && to_stride == bytes;
+        let is_gapless = from_stride == change.read(bytes) && to_stride == bytes;
         let (outer, piece) = joined(count, bytes, is_gapless);
         let (kind, unit) = match change {
             Change::None => {
@@ -145,7 +143,8 @@ impl Moves {
             Change::Narrow => (kind::NARROW, 2),
             Change::Round => (kind::ROUND, 4),
         };
-        self.add(RowMove { from, to, from_stride, to_stride, kind, ..Default::default() }, outer, piece, unit);
+        let whole = RowMove { from, to, from_stride, to_stride, kind, ..Default::default() };
+        self.add(whole, outer, piece, unit, change.read(unit));
     }
 
     /// Moves pieces of a row from the host, where their `from` counts from the row's first byte, to the device.
@@ -164,7 +163,7 @@ impl Moves {
         let (outer, piece) = joined(count, bytes, to_stride == bytes);
         let unit = widest_unit([to, piece, if outer > 1 { to_stride } else { 0 }, 0]);
         let kind = kind::ZERO + narrowness(unit);
-        self.add(RowMove { to, to_stride, kind, ..Default::default() }, outer, piece, unit);
+        self.add(RowMove { to, to_stride, kind, ..Default::default() }, outer, piece, unit, 0);
     }
 
     /// Ends a phase: moves that are pushed later are executed after those pushed so far.
@@ -180,7 +179,6 @@ impl Moves {
         self.table.is_empty()
     }
 
-    /// Bytes of the table with the rows that it carries.
     pub const fn bytes(&self) -> usize {
         self.carried_at() + self.carried.len()
     }
@@ -197,7 +195,6 @@ impl Moves {
         to[carried_at..][..self.carried.len()].copy_from_slice(&self.carried);
     }
 
-    /// Bytes of one move in the table.
     pub const fn move_bytes() -> usize {
         size_of::<RowMove>()
     }
@@ -220,9 +217,9 @@ impl Moves {
         (self.table.len() * size_of::<RowMove>()).next_multiple_of(CARRIED_ALIGNMENT)
     }
 
-    /// Adds a move of `outer` pieces, which have `piece` bytes each at the target. Cuts it into moves of at most
-    /// `MOST_UNITS` units.
-    fn add(&mut self, whole: RowMove, outer: usize, piece: u64, unit: u64) {
+    /// Adds a move of `outer` pieces, which have `piece` bytes each at the target, where a unit has `unit` bytes; at the source, it
+    /// has `from_unit`. Cuts it into moves of at most `MOST_UNITS` units.
+    fn add(&mut self, whole: RowMove, outer: usize, piece: u64, unit: u64, from_unit: u64) {
         if outer == 0 || piece == 0 {
             return;
         }
@@ -230,7 +227,6 @@ impl Moves {
         const MOST_UNITS: u64 = 1 << 30;
         let (units, outer) = (piece / unit, outer as u64);
         if units > MOST_UNITS {
-            let from_unit = unit_read(whole.kind, unit);
             let starts = |of: u64| (0..units).step_by(MOST_UNITS as usize).map(move |first| (of, first));
             for (of, first) in (0..outer).flat_map(starts) {
                 let from = whole.from + of * whole.from_stride + first * from_unit;
@@ -285,15 +281,6 @@ impl Moves {
     }
 }
 
-/// Bytes at the source of what has so many at the target.
-const fn source_bytes(bytes: u64, change: Change) -> u64 {
-    match change {
-        Change::None | Change::Round => bytes,
-        Change::Widen => bytes / 2,
-        Change::Narrow => bytes * 2,
-    }
-}
-
 /// Number of pieces, and bytes of each. Pieces without gaps between them, at source and target, are joined into one.
 const fn joined(count: usize, bytes: u64, is_gapless: bool) -> (usize, u64) {
     if is_gapless && count > 0 { (1, bytes * count as u64) } else { (count, bytes) }
@@ -307,15 +294,6 @@ fn widest_unit(numbers: [u64; 4]) -> u64 {
 /// Position of a unit among the kinds, which begin with 16 bytes.
 const fn narrowness(unit: u64) -> u32 {
     4 - unit.trailing_zeros()
-}
-
-/// Bytes that a move reads for each unit of the target.
-const fn unit_read(kind: u32, unit: u64) -> u64 {
-    match kind {
-        kind::WIDEN => 2,
-        kind::NARROW => 4,
-        _ => unit,
-    }
 }
 
 #[cfg(test)]

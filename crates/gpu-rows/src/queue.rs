@@ -70,14 +70,13 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Makes the queue of a stream. A stream must not have two queues.
+    /// A stream must not have two queues.
     pub fn new(stream: Arc<OwnedStream>, report: Arc<QueueReport>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
         let (moves, outgrown, kept) = (Moves::default(), Vec::new(), Vec::new());
         Ok(Self { stream, moves, arena, outgrown, report, is_busy: false, kept, failed: None })
     }
 
-    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         self.stream.device()
     }
@@ -282,20 +281,6 @@ impl Queue {
         self.is_busy = true;
         // SAFETY: the caller guarantees that both have the bytes and stay allocated until the copy is complete.
         unsafe { self.driver().copy(self.stream.stream, from, to.address(), to.byte_len()) }
-    }
-
-    /// Enqueues a copy of a whole buffer to another one. Benchmarks compare moves of rows with it. Panics if `to` is
-    /// smaller.
-    ///
-    /// # Safety
-    /// Until [`Queue::synchronise`] returns, both must stay allocated.
-    pub unsafe fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
-        assert!(from.byte_len() <= to.byte_len(), "a copy beyond the end of a buffer");
-        self.is_busy = true;
-        self.driver().make_current()?;
-        // SAFETY: both have the bytes, as checked above. The caller guarantees that they stay allocated until the copy
-        // is complete.
-        unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
     }
 
     /// Enqueues the collected moves, so that the run that ONNX Runtime enqueues next is executed after them.

@@ -56,16 +56,11 @@ struct State {
     counts: Counts,
 }
 
-/// Counts of the operations of a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Allocations of device memory.
     pub allocations: usize,
-    /// Waits.
     pub waits: usize,
-    /// Launches of the kernel.
     pub launches: usize,
-    /// Copies to and from the device.
     pub copies: usize,
 }
 
@@ -188,10 +183,6 @@ fn touched(work: &[Work]) -> Vec<Range<u64>> {
     pieces
 }
 
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
-}
-
 /// Checks that no move of a phase writes bytes that another one reads or writes.
 fn expect_apart(written: &mut [Range<u64>], read: &[Range<u64>]) {
     written.sort_by_key(|piece| piece.start);
@@ -259,7 +250,8 @@ impl Driver for Simulated {
         expect(memory.is_some(), || format!("{address:#x} is freed but not allocated"));
         let Some(memory) = memory else { return };
         let freed = address..address + memory.len() as u64;
-        let in_use = |work: &Vec<Work>| touched(work).iter().any(|piece| overlap(piece, &freed));
+        let overlaps = |piece: &Range<u64>| piece.start < freed.end && freed.start < piece.end;
+        let in_use = |work: &Vec<Work>| touched(work).iter().any(overlaps);
         let in_use = state.streams.iter().any(|(&other, work)| other != stream.0 && in_use(work));
         expect(!in_use, || format!("{address:#x} is freed while enqueued work uses it"));
         state.streams.entry(stream.0).or_default().push(Work::Free { memory });

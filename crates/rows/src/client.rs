@@ -32,7 +32,6 @@ impl<'a> ClientBytes<'a> {
         Self { start, bytes, lent: PhantomData }
     }
 
-    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
@@ -52,9 +51,9 @@ impl<'a> ClientBytes<'a> {
         unsafe { ptr::copy_nonoverlapping(self.start, to.as_mut_ptr(), self.bytes) };
     }
 
-    /// Appends a copy of all bytes.
     pub fn append_to(self, to: &mut Vec<u8>) {
         let written = to.len();
+        // A slice of memory that is not initialised would be unsound, even to write to.
         to.resize(written + self.bytes, 0);
         self.copy_to(&mut to[written..]);
     }

@@ -137,7 +137,6 @@ pub fn fits_fp16(piece: &[u8]) -> bool {
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
-#[expect(missing_docs, reason = "for tests and fuzz targets")]
 pub mod round_trip {
     use super::*;
     use crate::tensor::{RowAt, RowLayout};

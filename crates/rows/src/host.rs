@@ -1,9 +1,6 @@
 //! Host memory.
 
 use crate::NoMemory;
-#[cfg(feature = "exact-buffers")]
-use crate::exact::Exact as Pages;
-#[cfg(not(feature = "exact-buffers"))]
 use pages::Pages;
 
 /// Zeroed host memory, aligned to a page. The pages come from the system when they are first touched, and go back to it
@@ -29,12 +26,10 @@ impl Buffer {
         Ok(())
     }
 
-    /// Number of bytes that were requested.
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether [`Self::len`] is 0.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -44,13 +39,11 @@ impl Buffer {
         self.pages.as_mut_ptr()
     }
 
-    /// The bytes, to read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the memory has at least `bytes` bytes, is initialised with zeros, and is borrowed from `self`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
 
-    /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `&mut self` makes this slice the only access.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
@@ -64,11 +57,11 @@ mod pages {
     /// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
     const HUGE_FROM: usize = 4 << 20;
 
-    /// An anonymous mapping.
     pub struct Pages(MmapRaw);
 
     impl Pages {
         pub fn new(bytes: usize) -> Option<Self> {
+            // The system makes no mapping of 0 bytes.
             let pages = MmapMut::map_anon(bytes.max(1)).ok()?;
             if bytes >= HUGE_FROM {
                 // A system that does not follow this advice gives small pages, which work as well.
@@ -84,6 +77,57 @@ mod pages {
 
         pub fn as_mut_ptr(&self) -> *mut u8 {
             self.0.as_mut_ptr()
+        }
+    }
+}
+
+/// Memory of exactly the size that is asked for, from the allocator, so that AddressSanitizer and valgrind see an access over
+/// its end. A mapping ends with its last page, and they don't look at it. For tests only.
+#[cfg(feature = "exact-buffers")]
+mod pages {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ptr::NonNull;
+
+    /// Bytes of a cache line, as slots have it.
+    const ALIGNMENT: usize = 64;
+
+    pub struct Pages {
+        start: NonNull<u8>,
+        layout: Layout,
+    }
+
+    // SAFETY: the memory belongs to this alone.
+    unsafe impl Send for Pages {}
+    // SAFETY: as above; without `&mut`, this only gives its address.
+    unsafe impl Sync for Pages {}
+
+    impl Pages {
+        pub fn new(bytes: usize) -> Option<Self> {
+            let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()?;
+            // SAFETY: the size is not 0.
+            let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+            Some(Self { start, layout })
+        }
+
+        /// Always moves, so that a sanitizer reports uses of the old address.
+        pub fn resize(&mut self, bytes: usize) -> Option<()> {
+            let moved = Self::new(bytes)?;
+            let kept = self.layout.size().min(moved.layout.size());
+            // SAFETY: both have so many bytes, and they are two allocations.
+            unsafe { self.start.copy_to_nonoverlapping(moved.start, kept) };
+            *self = moved;
+            Some(())
+        }
+
+        pub const fn as_mut_ptr(&self) -> *mut u8 {
+            self.start.as_ptr()
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout, and freed here only.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
         }
     }
 }

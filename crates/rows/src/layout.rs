@@ -6,7 +6,6 @@
 /// Alignment of a slot and of every state in it, in bytes: a cache line, and enough for any vector load.
 pub const SLOT_ALIGNMENT: usize = 64;
 
-/// Offsets of the states within a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
     offsets: Vec<usize>,

@@ -12,8 +12,6 @@
 
 pub mod client;
 pub mod copies;
-#[cfg(feature = "exact-buffers")]
-mod exact;
 mod host;
 pub mod layout;
 pub mod strings;
@@ -25,7 +23,6 @@ pub use host::Buffer;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot allocate {bytes} bytes of host memory")]
 pub struct NoMemory {
-    /// Bytes that were requested.
     pub bytes: usize,
 }
 

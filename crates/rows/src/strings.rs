@@ -13,7 +13,6 @@ const LENGTH_BYTES: usize = 4;
 /// Elements of a string tensor, row-major. They share one allocation, because a client may send millions of short ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
-    /// All elements, one after another.
     bytes: Vec<u8>,
     /// For each element, where its bytes end.
     ends: Vec<usize>,
@@ -29,19 +28,16 @@ impl Strings {
         Self { bytes, ends: starts }
     }
 
-    /// An element `count` times.
     pub fn repeated(element: &[u8], count: usize) -> Result<Self, NoMemory> {
         let mut strings = Self { bytes: reserve(element.len().saturating_mul(count))?, ends: reserve(count)? };
         (0..count).for_each(|_| strings.push(element));
         Ok(strings)
     }
 
-    /// Number of elements.
     pub const fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -52,7 +48,6 @@ impl Strings {
         &self.bytes[start..self.ends[index]]
     }
 
-    /// The bytes of each element, in order.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> + Clone {
         (0..self.len()).map(|index| self.get(index))
     }
@@ -74,6 +69,7 @@ impl<T: AsRef<[u8]>> FromIterator<T> for Strings {
 /// Decodes all elements; `None` if the bytes end within an element.
 pub fn read(bytes: &[u8]) -> Result<Option<Strings>, NoMemory> {
     let Some(count) = count(bytes) else { return Ok(None) };
+    // Room for all of them at once, because a push that found no memory would end the server.
     let mut strings = Strings { bytes: reserve(bytes.len() - count * LENGTH_BYTES)?, ends: reserve(count)? };
     elements(bytes).flatten().for_each(|element| strings.push(element));
     Ok(Some(strings))

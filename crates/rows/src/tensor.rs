@@ -5,40 +5,26 @@
 
 #![forbid(unsafe_code)]
 
-mod gap;
 mod part;
 
 use std::fmt;
 
-pub use gap::{Gap, PaddingSide};
-pub use part::{Chunk, Part, RowAt, RowLayout, Strided, WindowLayout};
+pub use part::{Chunk, Gap, PaddingSide, Part, RowAt, RowLayout, Strided, WindowLayout};
 
 /// Element type of a tensor. The names are Triton's (`TYPE_FP32` in config.pbtxt, `FP32` in the protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataType {
-    /// One byte, 0 or 1.
     Bool,
-    /// Unsigned, 8 bits.
     Uint8,
-    /// Unsigned, 16 bits.
     Uint16,
-    /// Unsigned, 32 bits.
     Uint32,
-    /// Unsigned, 64 bits.
     Uint64,
-    /// Signed, 8 bits.
     Int8,
-    /// Signed, 16 bits.
     Int16,
-    /// Signed, 32 bits.
     Int32,
-    /// Signed, 64 bits.
     Int64,
-    /// IEEE 754 half precision.
     Fp16,
-    /// IEEE 754 single precision.
     Fp32,
-    /// IEEE 754 double precision.
     Fp64,
     /// Upper half of an FP32.
     Bf16,
@@ -65,7 +51,6 @@ const NAMES: [(DataType, &str); 14] = [
 ];
 
 impl DataType {
-    /// Every data type.
     pub fn all() -> impl Iterator<Item = Self> {
         NAMES.into_iter().map(|(data_type, _)| data_type)
     }
@@ -114,14 +99,7 @@ pub struct Dims<'a>(pub &'a [i64]);
 
 impl fmt::Display for Dims<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[")?;
-        for (i, dim) in self.0.iter().enumerate() {
-            if i > 0 {
-                f.write_str(", ")?;
-            }
-            write!(f, "{dim}")?;
-        }
-        f.write_str("]")
+        write!(f, "{:?}", self.0)
     }
 }
 
@@ -136,7 +114,6 @@ pub fn element_count(dims: &[i64]) -> Option<usize> {
 /// How the elements of a state are stored between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageType {
-    /// In the model's type.
     Exact,
     /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
     Fp16,

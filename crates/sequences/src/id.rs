@@ -3,9 +3,8 @@
 use std::fmt;
 
 /// The correlation id that a client gave: an unsigned number or a string. Never 0 and never empty.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SequenceId {
-    /// `sequence_id` as a number.
     Number(u64),
     /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte by
     /// byte.
@@ -36,15 +35,13 @@ impl fmt::Display for SequenceId {
 
 /// A correlation id and where core has put its sequence. Core keeps a sequence on the instance where it started, so the
 /// same id on another instance is another sequence.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Number of the instance within its model.
     pub instance: u32,
     /// With the `direct` strategy, core's slot within the instance: the request's position in the payload. If this
     /// backend schedules the sequences, the lane that its scheduler gave the sequence. A lane has one incarnation at a
     /// time, and the same id in another lane is another incarnation.
     pub lane: Option<u32>,
-    /// The id that the client gave.
     pub id: SequenceId,
 }
 
@@ -66,11 +63,8 @@ pub enum Outcome {
 /// A request that has run, or cannot run, and what it has done to its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// The lane of the sequence.
     pub lane: u32,
-    /// What became of its state.
     pub outcome: Outcome,
-    /// Whether the request ended it.
     pub ends: bool,
 }
 

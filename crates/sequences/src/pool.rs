@@ -37,16 +37,11 @@ impl SlotLimits {
     pub const fn all_at_once(capacity: usize) -> Self {
         Self { capacity, reserve: 0, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
     }
-
-    /// Whether slots within the capacity are added and removed after the load.
-    const fn is_lazy(&self) -> bool {
-        self.first_slab < self.capacity
-    }
 }
 
 impl fmt::Display for SlotLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.is_lazy() {
+        if self.first_slab >= self.capacity {
             return write!(f, "all slots made at load");
         }
         write!(
@@ -66,119 +61,85 @@ pub struct SlotId {
 }
 
 impl SlotId {
-    /// Position of the slot within its slab.
     pub const fn index(self) -> usize {
         self.index as usize
     }
 }
 
-enum Slot<R> {
-    Vacant { next_free: Option<u32> },
-    Occupied { generation: u64, record: R },
-}
-
 struct Slab<S, R> {
     memory: S,
     size: usize,
-    /// The slots that have been occupied at least once. The others are added when they are needed.
-    slots: Vec<Slot<R>>,
-    first_free: Option<u32>,
-    free: usize,
+    /// The slots that have been occupied at least once, with generation and record of those that are now. The others are added
+    /// when they are needed.
+    slots: Vec<Option<(u64, R)>>,
+    /// Which of `slots` are free.
+    vacant: Vec<u32>,
 }
 
 impl<S, R> Slab<S, R> {
-    const fn new(memory: S, size: usize) -> Self {
-        Self { memory, size, slots: Vec::new(), first_free: None, free: size }
+    const fn free(&self) -> usize {
+        self.size - self.slots.len() + self.vacant.len()
     }
 }
 
-/// Why no slot could be occupied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AcquireError {
-    /// All slots that may exist hold a sequence.
-    Full,
-    /// No slot is free, but another slab may be added.
-    NoSlab,
-}
-
-/// The slot table. `S` is the memory of a slab, `R` the record of an occupied slot.
+/// The slot table. `S` is the memory of a slab, `R` the record of an occupied slot. A stale id finds `None`.
 pub struct SlotPool<S, R> {
     limits: SlotLimits,
     slabs: Vec<Slab<S, R>>,
     slabs_with_free: BTreeSet<u32>,
-    slots: usize,
-    live: usize,
+    /// Slots that exist.
+    pub(crate) slots: usize,
+    /// Slots that hold a sequence.
+    pub(crate) live: usize,
     next_generation: u64,
 }
 
 impl<S, R> SlotPool<S, R> {
-    /// A pool without slabs.
     pub const fn new(limits: SlotLimits) -> Self {
         Self { limits, slabs: Vec::new(), slabs_with_free: BTreeSet::new(), slots: 0, live: 0, next_generation: 0 }
     }
 
-    /// Occupies a free slot in the first slab that has one. The pool also hands out slots of the reserve; the caller
-    /// decides which sequence may take one.
-    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError> {
-        let none = if self.next_slab_slots() > 0 { AcquireError::NoSlab } else { AcquireError::Full };
+    /// Occupies a free slot in the first slab that has one; `None` if no slot is free. The pool also hands out slots of the
+    /// reserve; the caller decides which sequence may take one.
+    pub fn acquire(&mut self, record: R) -> Option<SlotId> {
         // Slabs fill up in their order, so that the last one can become free and be removed.
-        let slab_index = *self.slabs_with_free.first().ok_or(none)?;
+        let slab_index = *self.slabs_with_free.first()?;
         let slab = &mut self.slabs[slab_index as usize];
         let generation = self.next_generation;
-        let occupied = Slot::Occupied { generation, record };
-        let index = match slab.first_free {
-            Some(index) => {
-                let Slot::Vacant { next_free } = slab.slots[index as usize] else { return Err(AcquireError::Full) };
-                slab.first_free = next_free;
-                slab.slots[index as usize] = occupied;
-                index
-            }
-            None => {
-                slab.slots.push(occupied);
-                slab.slots.len() as u32 - 1
-            }
-        };
-        slab.free -= 1;
-        if slab.free == 0 {
+        let index = slab.vacant.pop().unwrap_or_else(|| {
+            slab.slots.push(None);
+            slab.slots.len() as u32 - 1
+        });
+        slab.slots[index as usize] = Some((generation, record));
+        if slab.free() == 0 {
             self.slabs_with_free.remove(&slab_index);
         }
         self.next_generation += 1;
         self.live += 1;
         self.check();
-        Ok(SlotId { slab: slab_index, index, generation })
+        Some(SlotId { slab: slab_index, index, generation })
     }
 
-    /// Frees the slot and returns its record; `None` if `id` is stale.
     pub fn release(&mut self, id: SlotId) -> Option<R> {
-        self.record(id)?;
         let slab = self.slabs.get_mut(id.slab as usize)?;
-        let vacant = Slot::Vacant { next_free: slab.first_free };
-        let Slot::Occupied { record, .. } = std::mem::replace(&mut slab.slots[id.index()], vacant) else { return None };
-        slab.first_free = Some(id.index);
-        slab.free += 1;
+        let (_, record) = slab.slots.get_mut(id.index())?.take_if(|(generation, _)| *generation == id.generation)?;
+        slab.vacant.push(id.index);
         self.slabs_with_free.insert(id.slab);
         self.live -= 1;
         self.check();
         Some(record)
     }
 
-    /// The record of the slot; `None` if `id` is stale.
     pub fn record(&self, id: SlotId) -> Option<&R> {
-        match self.slabs.get(id.slab as usize)?.slots.get(id.index())? {
-            Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
-            _ => None,
-        }
+        let (generation, record) = self.slabs.get(id.slab as usize)?.slots.get(id.index())?.as_ref()?;
+        (*generation == id.generation).then_some(record)
     }
 
-    /// The record of the slot, to change; `None` if `id` is stale.
     pub fn record_mut(&mut self, id: SlotId) -> Option<&mut R> {
-        match self.slabs.get_mut(id.slab as usize)?.slots.get_mut(id.index())? {
-            Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
-            _ => None,
-        }
+        let (generation, record) = self.slabs.get_mut(id.slab as usize)?.slots.get_mut(id.index())?.as_mut()?;
+        (*generation == id.generation).then_some(record)
     }
 
-    /// The memory of the slab that the slot is in; `None` if `id` is stale.
     pub fn memory(&self, id: SlotId) -> Option<S>
     where
         S: Clone,
@@ -203,7 +164,7 @@ impl<S, R> SlotPool<S, R> {
         if slots > 0 {
             self.slabs_with_free.insert(self.slabs.len() as u32);
         }
-        self.slabs.push(Slab::new(memory, slots));
+        self.slabs.push(Slab { memory, size: slots, slots: Vec::new(), vacant: Vec::new() });
         self.slots += slots;
         self.check();
         None
@@ -223,27 +184,14 @@ impl<S, R> SlotPool<S, R> {
         Some(slab.memory)
     }
 
-    /// Slots that hold a sequence.
-    pub const fn live(&self) -> usize {
-        self.live
-    }
-
-    /// Slots that exist and are free.
     pub const fn free(&self) -> usize {
         self.slots - self.live
     }
 
-    /// Slots that exist.
-    pub const fn slots(&self) -> usize {
-        self.slots
-    }
-
-    /// Slabs that exist.
     pub const fn slabs(&self) -> usize {
         self.slabs.len()
     }
 
-    /// Most slots that may exist, without the reserve.
     pub const fn capacity(&self) -> usize {
         self.limits.capacity
     }
@@ -263,15 +211,15 @@ impl<S, R> SlotPool<S, R> {
     /// Whether the last slab can be removed. Enough free slots must be left, or the next batch would add the slab
     /// again.
     fn last_slab_is_spare(&self) -> bool {
-        let Some(slab) = self.slabs.last().filter(|slab| self.slabs.len() > 1 && slab.free == slab.size) else {
+        let Some(slab) = self.slabs.last().filter(|slab| self.slabs.len() > 1 && slab.free() == slab.size) else {
             return false;
         };
         let is_reserve = self.slots > self.limits.capacity;
-        is_reserve || (self.free() > self.limits.shrink_above && self.free() - slab.free >= self.limits.grow_below)
+        is_reserve || (self.free() > self.limits.shrink_above && self.free() - slab.free() >= self.limits.grow_below)
     }
 
     fn check(&self) {
-        debug_assert_eq!(self.slabs.iter().map(|slab| slab.free).sum::<usize>(), self.free());
+        debug_assert_eq!(self.slabs.iter().map(Slab::free).sum::<usize>(), self.free());
         debug_assert!(self.slots <= self.limits.capacity + self.limits.reserve);
     }
 }
@@ -298,13 +246,13 @@ mod tests {
         }
     }
 
-    fn acquire(pool: &mut Pool, record: u32) -> Result<SlotId, AcquireError> {
+    fn acquire(pool: &mut Pool, record: u32) -> Option<SlotId> {
         add_slabs(pool);
         let acquired = pool.acquire(record);
-        if acquired != Err(AcquireError::NoSlab) {
+        let slots = pool.next_slab_slots();
+        if acquired.is_some() || slots == 0 {
             return acquired;
         }
-        let slots = pool.next_slab_slots();
         assert_eq!(pool.add_slab(slots, slots, 1), None);
         pool.acquire(record)
     }
@@ -322,9 +270,9 @@ mod tests {
         let mut pool = pool(SlotLimits::all_at_once(2));
         let first = pool.acquire(1).unwrap();
         pool.acquire(2).unwrap();
-        assert_eq!(pool.acquire(3), Err(AcquireError::Full));
+        assert_eq!(pool.acquire(3), None);
         assert_eq!(pool.release(first), Some(1));
-        assert!(pool.acquire(3).is_ok());
+        assert!(pool.acquire(3).is_some());
     }
 
     #[test]
@@ -347,10 +295,10 @@ mod tests {
         for i in 0..11 {
             acquire(&mut pool, i).unwrap();
             adjust(&mut pool);
-            sizes.push(pool.slots());
+            sizes.push(pool.slots);
         }
         assert_eq!(sizes, [4, 4, 7, 7, 7, 10, 10, 10, 11, 11, 11]);
-        assert_eq!(pool.acquire(99), Err(AcquireError::Full));
+        assert_eq!(pool.acquire(99), None);
     }
 
     #[test]
@@ -362,10 +310,10 @@ mod tests {
             pool.release(*id);
         }
         adjust(&mut pool);
-        assert_eq!(pool.slots(), 11, "the last slab still holds a sequence");
+        assert_eq!(pool.slots, 11, "the last slab still holds a sequence");
         pool.release(ids[10]);
         adjust(&mut pool);
-        assert_eq!((pool.slots(), pool.slabs()), (4, 1));
+        assert_eq!((pool.slots, pool.slabs()), (4, 1));
     }
 
     #[test]
@@ -373,22 +321,22 @@ mod tests {
         let mut pool = pool(SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) });
         pool.acquire(1).unwrap();
         let beyond = [acquire(&mut pool, 2).unwrap(), acquire(&mut pool, 3).unwrap()];
-        assert_eq!(pool.acquire(4), Err(AcquireError::Full));
+        assert_eq!(pool.acquire(4), None);
         for id in beyond {
             pool.release(id);
         }
         adjust(&mut pool);
-        assert_eq!((pool.slots(), pool.slabs()), (1, 1));
+        assert_eq!((pool.slots, pool.slabs()), (1, 1));
     }
 
     #[test]
     fn without_the_slab_that_is_due_no_sequence_starts_and_the_others_stay() {
         let mut pool = pool(LAZY);
         let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
-        assert_eq!((pool.acquire(4), pool.next_slab_slots()), (Err(AcquireError::NoSlab), 3));
+        assert_eq!((pool.acquire(4), pool.next_slab_slots()), (None, 3));
         assert_eq!(pool.record(ids[3]), Some(&3));
         assert_eq!(pool.add_slab(3, 3, 1), None);
-        assert!(pool.acquire(4).is_ok());
+        assert!(pool.acquire(4).is_some());
     }
 
     #[test]
@@ -397,7 +345,7 @@ mod tests {
         pool.acquire(1).unwrap();
         assert_eq!(pool.add_slab(2, 2, 1), None);
         assert_eq!(pool.add_slab(2, 2, 1), Some(2));
-        assert_eq!(pool.slots(), 3);
+        assert_eq!(pool.slots, 3);
     }
 
     #[derive(Clone, Debug)]
@@ -429,16 +377,13 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Acquire(record) => match acquire(&mut pool, record) {
-                        Ok(id) => {
+                        Some(id) => {
                             prop_assert!(live.len() < capacity);
                             prop_assert!(live.keys().all(|o| (o.slab, o.index) != (id.slab, id.index)));
                             live.insert(id, record);
                             ever.push(id);
                         }
-                        Err(error) => {
-                            prop_assert_eq!(error, AcquireError::Full);
-                            prop_assert_eq!(live.len(), capacity);
-                        }
+                        None => prop_assert_eq!(live.len(), capacity),
                     },
                     Op::Release(nth) if !ever.is_empty() => {
                         let id = ever[nth % ever.len()];
@@ -450,8 +395,8 @@ mod tests {
                         prop_assert!(pool.free() >= grow.min(capacity - live.len()));
                     }
                 }
-                prop_assert_eq!(pool.live(), live.len());
-                prop_assert!(pool.slots() <= capacity && pool.slots() >= first.min(capacity));
+                prop_assert_eq!(pool.live, live.len());
+                prop_assert!(pool.slots <= capacity && pool.slots >= first.min(capacity));
                 for id in &ever {
                     prop_assert_eq!(pool.record(*id), live.get(id));
                 }

@@ -35,17 +35,21 @@ pub struct Watermark {
     queue_requests: u64,
     /// All finished payloads are passed when the instance has been idle for this long without a break.
     quiet: Duration,
-    begun: u64,
+    /// The latest payload that has begun; 0 before the first.
+    pub begun: u64,
     finished: u64,
-    passed: u64,
-    /// `passed` when the requests of the last payload arrived. These requests do not count.
-    passed_before: u64,
-    /// Requests that have arrived.
+    /// The last payload that is passed: everything that core had queued when its requests had been released has
+    /// arrived.
+    pub passed: u64,
+    /// `passed` when the requests of the latest payload arrived. What core had queued when the requests of this one had been
+    /// released arrived before the latest payload.
+    pub passed_before: u64,
     requests: u64,
     /// The last payload has begun, and its requests have not arrived yet.
     is_arriving: bool,
-    /// The latest payload that has been released although its requests never arrived: a panic took them.
-    lost: u64,
+    /// The latest payload that has been released although its requests never arrived, because a panic took them; 0 if there
+    /// is none. Any of them may have been an END, or the last request of any sequence.
+    pub lost: u64,
     /// Looks that have found the instance idle since the last payload finished.
     looks: u32,
     last_look: Instant,
@@ -53,7 +57,6 @@ pub struct Watermark {
     unpassed: VecDeque<Finished>,
 }
 
-/// A payload whose requests have been released.
 struct Finished {
     payload: u64,
     /// `Watermark::requests` when the payload finished.
@@ -88,6 +91,7 @@ impl Watermark {
     /// The requests of the payload that has begun are about to be given to their sequences.
     pub fn arrive(&mut self, requests: usize) {
         self.is_arriving = false;
+        // Before `pass`, because what this payload proves may have arrived with it, and not before it.
         self.passed_before = self.passed;
         self.requests += requests as u64;
         let (arrived, enough) = (self.requests, self.queue_requests);
@@ -142,36 +146,8 @@ impl Watermark {
 
     /// When the next look may find a pause. `None` if the instance is busy or if all finished payloads are passed.
     pub fn next_look(&self) -> Option<Instant> {
-        let waits = self.begun == self.finished && !self.has_passed_all();
+        let waits = self.begun == self.finished && self.passed != self.begun;
         waits.then(|| self.last_look + self.quiet / LOOKS)
-    }
-
-    /// Whether every payload that has begun is passed.
-    pub const fn has_passed_all(&self) -> bool {
-        self.passed == self.begun
-    }
-
-    /// The last payload that is passed: everything that core had queued when its requests had been released has
-    /// arrived.
-    pub const fn passed(&self) -> u64 {
-        self.passed
-    }
-
-    /// The last payload that was passed before the requests of the latest payload arrived. What core had queued when its
-    /// requests had been released arrived before the latest payload.
-    pub const fn passed_before(&self) -> u64 {
-        self.passed_before
-    }
-
-    /// The latest payload whose requests never arrived; 0 if there is none. Any of them may have been an END, or the last
-    /// request of any sequence.
-    pub const fn lost(&self) -> u64 {
-        self.lost
-    }
-
-    /// The latest payload that has begun; 0 before the first.
-    pub const fn begun(&self) -> u64 {
-        self.begun
     }
 
     /// The oldest payload that has not finished, or the next one if all have finished.
@@ -224,14 +200,14 @@ mod tests {
             watermark.finish(now);
         }
         begin(&mut watermark, 1);
-        assert_eq!(watermark.passed(), 0);
+        assert_eq!(watermark.passed, 0);
         watermark.follow(3);
-        assert_eq!((watermark.passed(), watermark.passed_before()), (2, 0));
+        assert_eq!((watermark.passed, watermark.passed_before), (2, 0));
         watermark.finish(now);
         begin(&mut watermark, 1);
-        assert_eq!(watermark.passed_before(), 2);
+        assert_eq!(watermark.passed_before, 2);
         watermark.follow(1);
-        assert_eq!(watermark.passed(), 2, "a request with an older predecessor changes nothing");
+        assert_eq!(watermark.passed, 2, "a request with an older predecessor changes nothing");
     }
 
     #[test]
@@ -242,9 +218,9 @@ mod tests {
         begin(&mut watermark, 9);
         watermark.finish(now);
         begin(&mut watermark, 9);
-        assert_eq!(watermark.passed(), 0, "the second payload arrived before the first was released");
+        assert_eq!(watermark.passed, 0, "the second payload arrived before the first was released");
         begin(&mut watermark, 1);
-        assert_eq!(watermark.passed(), 1);
+        assert_eq!(watermark.passed, 1);
     }
 
     #[test]
@@ -257,9 +233,9 @@ mod tests {
             begin(&mut watermark, 0);
             watermark.finish(now);
         }
-        assert_eq!((watermark.unpassed.len(), watermark.passed()), (1, 0));
+        assert_eq!((watermark.unpassed.len(), watermark.passed), (1, 0));
         begin(&mut watermark, 10);
-        assert_eq!((watermark.unpassed.len(), watermark.passed()), (0, 1001));
+        assert_eq!((watermark.unpassed.len(), watermark.passed), (0, 1001));
     }
 
     #[test]
@@ -269,9 +245,9 @@ mod tests {
         begin(&mut watermark, 1);
         watermark.finish(now);
         watermark.begin();
-        assert_eq!(watermark.passed(), 0);
+        assert_eq!(watermark.passed, 0);
         watermark.arrive(10);
-        assert_eq!((watermark.passed(), watermark.passed_before()), (1, 0));
+        assert_eq!((watermark.passed, watermark.passed_before), (1, 0));
     }
 
     #[test]
@@ -281,9 +257,9 @@ mod tests {
         begin(&mut watermark, 1);
         watermark.finish(now);
         let now = pause(&mut watermark, now);
-        assert_eq!((watermark.passed(), watermark.release(now)), (1, 2));
+        assert_eq!((watermark.passed, watermark.release(now)), (1, 2));
         let now = pause(&mut watermark, now);
-        assert_eq!(watermark.passed(), 2);
+        assert_eq!(watermark.passed, 2);
         begin(&mut watermark, 1);
         assert_eq!(watermark.release(now), 3, "the payload that has not finished");
     }
@@ -302,10 +278,10 @@ mod tests {
                 now += LOOK;
                 watermark.look(now);
             }
-            assert_eq!(watermark.passed(), 0);
+            assert_eq!(watermark.passed, 0);
         }
         watermark.look(now + LOOK);
-        assert_eq!((watermark.passed(), watermark.next_look()), (40, None));
+        assert_eq!((watermark.passed, watermark.next_look()), (40, None));
     }
 
     #[test]
@@ -315,13 +291,13 @@ mod tests {
         begin(&mut watermark, 1);
         watermark.begin();
         watermark.finish(now);
-        assert_eq!(watermark.lost(), 0, "its requests may still arrive");
+        assert_eq!(watermark.lost, 0, "its requests may still arrive");
         watermark.finish(now);
-        assert_eq!(watermark.lost(), 2);
+        assert_eq!(watermark.lost, 2);
         watermark.begin();
         watermark.begin();
-        assert_eq!(watermark.lost(), 3, "payloads arrive in the order in which they begin");
-        assert_eq!((watermark.release(now), watermark.lost()), (4, 3));
+        assert_eq!(watermark.lost, 3, "payloads arrive in the order in which they begin");
+        assert_eq!((watermark.release(now), watermark.lost), (4, 3));
     }
 
     #[test]
@@ -335,6 +311,6 @@ mod tests {
             watermark.look(now);
             watermark.look(now + LOOK / 2);
         }
-        assert_eq!(watermark.passed(), 0);
+        assert_eq!(watermark.passed, 0);
     }
 }

@@ -16,8 +16,7 @@ use sequences::scheduler::{Lookup, Over, OverBy};
 use smallvec::SmallVec;
 use state_store::{Change, Hold, Saved, StoreError};
 
-use super::due::{Later, Unsaved};
-use super::writer::{Entry, Waiting, What};
+use super::writer::{Entry, Later, Unsaved, Waiting, What};
 use super::{Found, Pending, Sequence, Stored, key_of, tell_steps};
 use crate::batch::Row;
 use crate::error::StoredError;
@@ -90,7 +89,9 @@ impl Stored {
         }
         let hold = self.keeper.hold(&key);
         let hold = hold.inspect_err(|error| log::error!("sequence {} is not saved: {error}", of.id)).ok()?;
-        self.sequences.lock().insert(of.lane, Sequence { starts: true, ..Sequence::new(key, hold.clone()) });
+        self.sequences
+            .lock()
+            .insert(of.lane, Sequence { starts: true, ..Sequence::new(of.id.clone(), key, hold.clone()) });
         Some(hold)
     }
 
@@ -99,7 +100,7 @@ impl Stored {
         if !later.queue.is_down() {
             log::warn!("steps are not saved, because {error}; sequences go on, and are saved when the store answers");
         }
-        self.metrics().count_store_error();
+        self.saves().errors += 1;
         later.queue.note(false);
     }
 
@@ -122,8 +123,8 @@ impl Stored {
                     return Some(Found::No(StoredError::NotSaved(of.id.clone()).into()));
                 }
                 let unsaved = Unsaved::since(since);
-                let sequence = Sequence { state: Some(state), made: steps, saved, unsaved, ..Sequence::new(key, hold) };
-                owned.insert(of.lane, sequence);
+                let sequence = Sequence::new(of.id.clone(), key, hold);
+                owned.insert(of.lane, Sequence { state: Some(state), made: steps, saved, unsaved, ..sequence });
                 Some(Found::Taken)
             }
         }
@@ -221,7 +222,6 @@ impl Stored {
         later.due.iter().filter_map(first_due).chain(later.queue.oldest()).min()
     }
 
-    /// Takes snapshots of the sequences of a worker that are due.
     pub(super) fn take_snapshots(&self, later: &Later, worker: usize, instance: &mut Instance) {
         let now = Instant::now();
         for _ in 0..MOST_SNAPSHOTS {
@@ -260,8 +260,7 @@ impl Stored {
         }
     }
 
-    /// Hands what a sequence has to the writer.
-    fn put(&self, later: &Later, lane: u32, what: What) {
+    pub(super) fn put(&self, later: &Later, lane: u32, what: What) {
         let mut owned = self.sequences.lock();
         if let Some(sequence) = owned.get_mut(lane) {
             let entry = sequence.entry(lane, what, Instant::now());
@@ -283,7 +282,7 @@ impl Stored {
             self.put(later, lane, what);
             let left = self.sequences.lock().remove(lane);
             let moves = left.is_some_and(|of| of.moves) && why != OverBy::Replaced;
-            self.metrics().count_moved(u64::from(moves));
+            self.saves().moved += u64::from(moves);
         }
     }
 
@@ -320,7 +319,7 @@ impl Stored {
         };
         if !has_room {
             log::warn!("the last steps of a sequence that leaves are lost: the store has not answered for too long");
-            self.metrics().count_not_saved();
+            self.saves().lost += 1;
             return None;
         }
         Some(state)
@@ -328,17 +327,10 @@ impl Stored {
 
     /// The instance goes away: its sequences are saved.
     pub fn leave_all(&self, later: &Later, instance: &mut Instance) {
-        let lanes: Vec<_> = self.sequences.lock().lanes();
+        let lanes: Vec<_> = self.sequences.lock().by_lane.keys().copied().collect();
         let over = lanes.into_iter().filter(|&lane| instance.has(lane));
         let over: Vec<_> = over.map(|lane| Over { lane, why: OverBy::Released }).collect();
         self.save_leaving(later, instance, &over);
-    }
-
-    pub(super) fn lose_later(&self, later: &Later, lanes: impl IntoIterator<Item = u32>) {
-        for lane in lanes {
-            self.put(later, lane, What::Release(None));
-            self.sequences.lock().remove(lane);
-        }
     }
 
     /// Notes what the writer has written. Returns the lanes whose sequences other servers have.
@@ -354,7 +346,7 @@ impl Stored {
             let Some(sequence) = owned.get_mut(lane).filter(|of| of.hold.is_same(&hold)) else {
                 // It began while the store did not answer, and the store has another sequence of its id.
                 if hold.is_new() && has_state && !is_done {
-                    self.metrics().count_not_saved();
+                    self.saves().lost += 1;
                 }
                 continue;
             };
@@ -368,7 +360,7 @@ impl Stored {
                 // The record may be of a sequence that began later, so it stays.
                 _ if hold.is_new() || is_older => {
                     if !is_older {
-                        self.metrics().count_not_saved();
+                        self.saves().lost += 1;
                     }
                     sequence.unsaved.is_refused = true;
                 }
@@ -382,25 +374,24 @@ impl Stored {
                 }
             }
         }
-        self.metrics().count_saves(states);
+        self.saves().states += states;
         drop(owned);
         // Workers may have waited for room.
         later.alarm.by(Instant::now());
         moved
     }
 
-    /// Notes that the store does not answer.
     pub fn not_written(&self, error: &StoreError) {
         match &self.later {
             Some(later) => self.note_failure(later, error),
-            None => self.metrics().count_store_error(),
+            None => self.saves().errors += 1,
         }
     }
 
     /// The store never takes a state.
     pub fn cannot_save(&self, entry: &Entry, error: &StoreError) {
         log::warn!("a sequence is not saved: {error}");
-        self.metrics().count_not_saved();
+        self.saves().lost += 1;
         let mut owned = self.sequences.lock();
         if let Some(of) = owned.get_mut(entry.lane).filter(|of| of.hold.is_same(&entry.hold)) {
             of.unsaved.is_refused = true;

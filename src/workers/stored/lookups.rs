@@ -1,44 +1,43 @@
-//! The thread that looks for sequences in a store, because a worker that did would make all others wait.
+//! The thread that looks for sequences in a store, because a worker that did would make all others wait; and the thread that
+//! hears which sequences other servers ask this one for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sequences::scheduler::Lookup;
+use state_store::Keeper;
 
 use crate::error::LoadError;
 use crate::panic;
+use crate::workers::clock::Thread;
 
 /// Sequences that are looked for together.
 const MOST_TOGETHER: usize = 64;
-/// How long the owner of a sequence may take to release it.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long the owner of a sequence may take to release it. Then it is taken without.
+pub const PATIENCE: Duration = Duration::from_millis(250);
 /// How long an older instance of the model may take to save its sequences. It also bounds the wait for one that never ends.
-const OLDER_PATIENCE: Duration = Duration::from_secs(60);
+pub const OLDER_PATIENCE: Duration = Duration::from_secs(60);
 /// Time until a sequence that is being released is looked for again.
 const AGAIN_AFTER: Duration = Duration::from_millis(4);
+/// Pause until a store that does not tell what other servers ask for is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// A sequence to look for.
 #[derive(Debug)]
 pub struct Pending {
     pub lookup: Lookup,
     /// When its owner was asked first.
     asked: Option<Instant>,
-    /// When it is to be looked for.
     at: Instant,
 }
 
 impl Pending {
-    /// Whether its owner is still asked; else it is taken without.
-    pub fn asks(&self) -> bool {
-        self.asked.is_none_or(|since| since.elapsed() < PATIENCE)
-    }
-
-    /// Whether it still waits for an older instance of its model.
-    pub fn waits_for_older_instance(&self) -> bool {
-        self.asked.is_none_or(|since| since.elapsed() < OLDER_PATIENCE)
+    /// Whether its owner was asked first less than this time ago.
+    pub fn is_within(&self, patience: Duration) -> bool {
+        self.asked.is_none_or(|since| since.elapsed() < patience)
     }
 
     /// Looks for it again in a moment, because its owner was asked.
@@ -46,7 +45,6 @@ impl Pending {
         Self { asked: self.asked.or_else(|| Some(Instant::now())), ..self.later() }
     }
 
-    /// Looks for it in a moment.
     pub fn later(self) -> Self {
         Self { at: Instant::now() + AGAIN_AFTER, ..self }
     }
@@ -105,34 +103,48 @@ impl Queue {
     }
 }
 
-/// The thread. Dropping this stops it.
-pub struct Lookups {
-    queue: Arc<Queue>,
-    thread: Option<JoinHandle<()>>,
+/// Starts a thread that calls `find` for what is in the queue. It returns those to look for again.
+pub fn start_lookups(
+    queue: &Arc<Queue>,
+    find: impl Fn(Vec<Pending>) -> Vec<Pending> + Send + 'static,
+) -> Result<Thread, LoadError> {
+    let (stops, taken) = (queue.clone(), queue.clone());
+    let run = move || {
+        while let Some(lookups) = taken.take() {
+            let again = panic::catch_and_log(|| find(lookups)).unwrap_or_default();
+            taken.state.lock().again.extend(again);
+        }
+    };
+    let stop = move || {
+        stops.state.lock().stop = true;
+        stops.changed.notify_one();
+    };
+    Thread::start("stateful-lookups", "the thread that looks for sequences", stop, run).map_err(LoadError::Worker)
 }
 
-impl Lookups {
-    /// Starts a thread that calls `find` for what is in the queue. It returns those to look for again.
-    pub fn start(
-        queue: &Arc<Queue>,
-        find: impl Fn(Vec<Pending>) -> Vec<Pending> + Send + 'static,
-    ) -> Result<Self, LoadError> {
-        let (queue, taken) = (queue.clone(), queue.clone());
-        let run = move || {
-            while let Some(lookups) = taken.take() {
-                let again = panic::catch_and_log(|| find(lookups)).unwrap_or_default();
-                taken.state.lock().again.extend(again);
-            }
+/// Starts a thread that calls `release` with each sequence that another server wants ([`super::key_of`]).
+pub fn hear_asks(keeper: &Arc<Keeper>, release: impl Fn(&[u8]) + Send + 'static) -> Result<Thread, LoadError> {
+    let (keeper, stops) = (keeper.clone(), Arc::new(AtomicBool::new(false)));
+    let stop = stops.clone();
+    let run = move || {
+        let hear = &mut |asked: Option<&[u8]>| {
+            asked.into_iter().for_each(|key| _ = panic::catch_and_log(|| release(key)));
+            !stops.load(Ordering::Acquire)
         };
-        let thread = Builder::new().name("stateful-lookups".to_owned()).spawn(run).map_err(LoadError::Worker)?;
-        Ok(Self { queue, thread: Some(thread) })
-    }
-}
-
-impl Drop for Lookups {
-    fn drop(&mut self) {
-        self.queue.state.lock().stop = true;
-        self.queue.changed.notify_one();
-        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that looks for sequences"));
-    }
+        let mut told = String::new();
+        while let Err(error) = keeper.listen(hear) {
+            let why = error.to_string();
+            // The store is tried ten times a second, so each reason is logged only once.
+            if why != told {
+                log::warn!("this server does not learn which sequences other servers ask for, because {why}");
+                told = why;
+            }
+            if !hear(None) {
+                break;
+            }
+            thread::sleep(PAUSE);
+        }
+    };
+    let stop = move || stop.store(true, Ordering::Release);
+    Thread::start("stateful-asks", "the thread that hears other servers", stop, run).map_err(LoadError::Worker)
 }

@@ -2,19 +2,15 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | [`later`] | `durability: interval` and `drain`: what is saved after its answer | due, writer |
-//! | [`due`] | which sequences have steps that are not saved, and when they have to be | writer |
-//! | [`writer`] | the thread that writes that | |
+//! | [`later`] | `durability: interval` and `drain`: what is saved after its answer | writer |
+//! | [`writer`] | when steps have to be saved, and the thread that writes them | |
 //! | [`step`] | `durability: step`: what is saved before its answer | |
-//! | [`asks`] | the thread that hears what other servers ask this one for | |
-//! | [`lookups`] | the thread that looks for sequences that are not here | |
+//! | [`lookups`] | the thread that looks for sequences that are not here, and the one that hears other servers | |
 //!
 //! Here are the sequences that this server owns, and how it takes others from the store.
 //!
 //! Rules: the scheduler is not locked while the store is asked. Nothing here sends an answer.
 
-mod asks;
-mod due;
 mod later;
 mod lookups;
 mod step;
@@ -23,41 +19,31 @@ mod writer;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::HashMap;
-use parking_lot::Mutex;
-use sequences::scheduler::{Lookup, Over, OverBy, Ready};
+use parking_lot::{Mutex, MutexGuard};
+use sequences::scheduler::{Lookup, OnDuplicateStart, Over, OverBy};
 use sequences::{Outcome, SequenceId};
 use smallvec::SmallVec;
 use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
 
-use super::arrivals::Queued;
 use super::clock::Alarm;
 use crate::batch::Row;
 use crate::batch::kept::{self, KeptAnswer};
-use crate::config::{Durability, StateStore};
+use crate::config::{Durability, OwnScheduling};
 use crate::error::{LoadError, RequestError, StoredError};
 use crate::instance::Instance;
-use crate::model::{Answered, Lease, LiveSequences, SaveMetrics};
+use crate::model::{Answered, Lease, LiveSequences, Model, Saves};
 use crate::panic::{self, Panic};
-pub(super) use asks::Asks;
-use due::{Later, Unsaved};
-pub(super) use lookups::{Lookups, Pending, Queue};
-pub(super) use writer::{Entry, Tells, Writer};
-
-/// The threads of a store. Dropping this stops them.
-#[derive(Default)]
-pub(super) struct StoreThreads {
-    pub _lookups: Option<Lookups>,
-    /// Dropped after the lookups, which may hand it something to save.
-    pub _writer: Option<Writer>,
-    /// Dropped last, when all is saved: a server that asks and is not heard takes what the store has.
-    pub _asks: Option<Asks>,
-}
+use lookups::{OLDER_PATIENCE, PATIENCE};
+pub(super) use lookups::{Pending, Queue, hear_asks, start_lookups};
+use writer::{Later, Unsaved, What};
+pub(super) use writer::{Told, start_writer};
 
 /// The sequences of a model that are this server's.
 pub(super) struct Stored {
-    keeper: Arc<Keeper>,
+    pub keeper: Arc<Keeper>,
     sequences: Mutex<Owned>,
-    later: Option<Later>,
+    /// What is saved later; `None` if each step is saved before its answer.
+    pub later: Option<Later>,
     /// The most bytes of an answer that is kept.
     most_answer_bytes: usize,
     /// A START of an id that lives in the store is refused.
@@ -76,6 +62,8 @@ struct Owned {
 }
 
 struct Sequence {
+    id: SequenceId,
+    /// Its [`key_of`].
     key: Vec<u8>,
     hold: Hold,
     /// Its START is still at work.
@@ -91,8 +79,9 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(key: Vec<u8>, hold: Hold) -> Self {
-        Self { key, hold, starts: false, moves: false, state: None, made: 0, saved: 0, unsaved: Unsaved::default() }
+    fn new(id: SequenceId, key: Vec<u8>, hold: Hold) -> Self {
+        let (starts, moves, state, made, saved, unsaved) = Default::default();
+        Self { id, key, hold, starts, moves, state, made, saved, unsaved }
     }
 }
 
@@ -123,16 +112,11 @@ impl Owned {
         Some(sequence)
     }
 
-    fn lanes(&self) -> Vec<u32> {
-        self.by_lane.keys().copied().collect()
-    }
-
     /// The lanes of the sequences with an id, the youngest last.
     fn lanes_of(&self, key: &[u8]) -> &[u32] {
         self.by_key.get(key).map_or(&[], SmallVec::as_slice)
     }
 
-    /// The tokens of older sequences with an id.
     fn older(&self, key: &[u8], lane: u32) -> impl Iterator<Item = Token> {
         self.lanes_of(key).iter().filter(move |&&of| of < lane).filter_map(|&of| Some(self.get(of)?.hold.token()))
     }
@@ -143,7 +127,6 @@ impl Owned {
     }
 }
 
-/// What was found of a sequence.
 pub(super) enum Found {
     /// It is this server's now.
     Taken,
@@ -156,61 +139,39 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// The search has panicked.
     pub fn failed() -> Self {
         Self::No(Panic("the search for a sequence failed".to_owned()).into())
     }
 }
 
-/// A sequence that has a request in a batch.
-pub(super) struct Member {
-    lane: u32,
-    id: SequenceId,
-}
-
 impl Stored {
-    /// `alarm` wakes the thread that wakes workers.
-    pub fn new(
-        keeper: Arc<Keeper>,
-        of: &StateStore,
-        rejects_duplicates: bool,
-        workers: usize,
-        alarm: Arc<Alarm>,
-        live: Arc<LiveSequences>,
-    ) -> Self {
-        let later = match of.durability {
-            Durability::Step => None,
-            Durability::Interval(interval) => Some(Later::new(Some(interval), workers, alarm)),
-            Durability::Drain => Some(Later::new(None, workers, alarm)),
-        };
-        Self {
+    /// `None` if sequences end with their server. `alarm` wakes the thread that wakes workers.
+    pub fn new(model: &Model, own: OwnScheduling, alarm: &Arc<Alarm>, live: &Arc<LiveSequences>) -> Option<Self> {
+        let (keeper, of) = (model.keeper.clone()?, model.config.state_store.as_ref()?);
+        let later = |interval| Some(Later::new(interval, own.workers, alarm.clone()));
+        Some(Self {
             sequences: Mutex::default(),
-            later,
+            later: match of.durability {
+                Durability::Step => None,
+                Durability::Interval(interval) => later(Some(interval)),
+                Durability::Drain => later(None),
+            },
             most_answer_bytes: of.kept_answer_bytes,
             // No other server uses a folder, so no START comes late.
-            rejects_duplicates: rejects_duplicates && keeper.is_shared(),
+            rejects_duplicates: own.rules.on_duplicate_start == OnDuplicateStart::Reject && keeper.is_shared(),
             lost_before_drain: OnceLock::new(),
-            live,
+            live: live.clone(),
             keeper,
-        }
+        })
     }
 
-    pub fn keeper(&self) -> &Arc<Keeper> {
-        &self.keeper
-    }
-
-    fn metrics(&self) -> &SaveMetrics {
-        &self.live.metrics.saves
-    }
-
-    /// What is saved later; `None` if each step is saved before its answer.
-    pub fn later(&self) -> Option<&Later> {
-        self.later.as_ref()
+    fn saves(&self) -> MutexGuard<'_, Saves> {
+        self.live.metrics.saves.lock()
     }
 
     /// This, and what is saved later; `None` if each step is saved before its answer.
     pub fn with_later(&self) -> Option<(&Self, &Later)> {
-        Some((self, self.later()?))
+        Some((self, self.later.as_ref()?))
     }
 
     /// How many sequences are this server's, as far as it knows.
@@ -227,41 +188,32 @@ impl Stored {
     pub fn begin_drain(&self) {
         self.lost_before_drain.get_or_init(|| {
             let refused = self.sequences.lock().by_lane.values().filter(|of| of.unsaved.is_refused).count() as u64;
-            self.metrics().lost().saturating_sub(refused)
+            self.saves().lost.saturating_sub(refused)
         });
     }
 
     /// How many sequences a drain has not saved, with those that the store had refused before.
     pub fn not_saved_by_drain(&self) -> usize {
         let before = self.lost_before_drain.get().copied().unwrap_or_default();
-        usize::try_from(self.metrics().lost().saturating_sub(before)).unwrap_or(usize::MAX)
-    }
-
-    /// The sequences of a batch, before [`Stored::prepare`].
-    pub fn members(&self, ready: &[Ready<Box<Queued>>]) -> Vec<Member> {
-        ready.iter().map(|of| Member { lane: of.lane, id: of.id.clone() }).collect()
+        usize::try_from(self.saves().lost.saturating_sub(before)).unwrap_or(usize::MAX)
     }
 
     /// Before a batch runs: makes sure that its sequences are this server's, and that the instance has their states.
     pub fn prepare(&self, worker: usize, instance: &mut Instance, rows: &mut [Row]) {
         match &self.later {
-            None => self.check(instance, rows),
+            None => {
+                self.check_owned(instance, rows);
+                self.reserve(rows);
+            }
             Some(later) => self.prepare_later(later, worker, instance, rows),
         }
     }
 
     /// After a batch, before its answers are sent: saves what its requests have done, now or later. `left`: the rows that have
     /// steps left.
-    pub fn save(
-        &self,
-        worker: usize,
-        instance: &mut Instance,
-        answered: &mut [Answered],
-        left: &[Row],
-        members: &[Member],
-    ) {
+    pub fn save(&self, worker: usize, instance: &mut Instance, answered: &mut [Answered], left: &[Row]) {
         match &self.later {
-            None => self.save_steps(instance, answered, members),
+            None => self.save_steps(instance, answered),
             Some(later) => {
                 self.note(later, worker, answered, left);
                 self.save_refused(later, instance, answered);
@@ -286,7 +238,10 @@ impl Stored {
     pub fn lose(&self, lanes: impl IntoIterator<Item = u32>) {
         match &self.later {
             None => self.forget(lanes),
-            Some(later) => self.lose_later(later, lanes),
+            Some(later) => lanes.into_iter().for_each(|lane| {
+                self.put(later, lane, What::Release(None));
+                self.sequences.lock().remove(lane);
+            }),
         }
     }
 
@@ -307,7 +262,7 @@ impl Stored {
         let elsewhere: Vec<_> =
             lookups.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(of, _)| of).collect();
         let claimed = self.claim(elsewhere.iter().map(|of| (&of.lookup, self.asks(of))));
-        self.metrics().count_claimed(claimed.iter().filter(|found| matches!(found, Found::Taken)).count() as u64);
+        self.saves().claimed += claimed.iter().filter(|found| matches!(found, Found::Taken)).count() as u64;
         let mut claimed = claimed.into_iter();
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
     }
@@ -315,12 +270,12 @@ impl Stored {
     /// Whether the owner of a sequence is still asked to release it. An older instance of the model gets more time, because it
     /// may have much to save.
     fn asks(&self, of: &Pending) -> bool {
-        of.asks() || self.may_follow(of)
+        of.is_within(PATIENCE) || self.may_follow(of)
     }
 
     /// Whether an older instance of the model may have the sequence.
     fn may_follow(&self, of: &Pending) -> bool {
-        self.keeper.follows() && of.waits_for_older_instance()
+        self.keeper.follows() && of.is_within(OLDER_PATIENCE)
     }
 
     /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker. With a
@@ -345,7 +300,8 @@ impl Stored {
                 let mut owned = self.sequences.lock();
                 let found = |((of, key), claimed): ((&Lookup, Vec<u8>), Claimed)| match claimed {
                     Claimed::Taken(hold, state) => {
-                        owned.insert(of.lane, Sequence { state: Some(state), ..Sequence::new(key, hold) });
+                        let sequence = Sequence::new(of.id.clone(), key, hold);
+                        owned.insert(of.lane, Sequence { state: Some(state), ..sequence });
                         Found::Taken
                     }
                     Claimed::Asked => Found::Later,
@@ -397,7 +353,6 @@ impl Stored {
         of.finished.iter_mut().for_each(|finished| finished.outcome = Outcome::Lost);
     }
 
-    /// Notes that this server no longer owns the sequences of these lanes.
     pub fn forget(&self, lanes: impl IntoIterator<Item = impl Into<Option<u32>>>) {
         let mut owned = self.sequences.lock();
         lanes.into_iter().filter_map(Into::into).for_each(|lane| _ = owned.remove(lane));

@@ -1,7 +1,7 @@
 //! `durability: step`: each step is saved before its answer.
 //!
-//! Before a batch runs, [`Stored::check`] asks the store whether this server still owns the batch's sequences, and takes
-//! back those that another server has taken. It also makes the records of STARTs. After the run and before any answer is
+//! Before a batch runs, [`Stored::check_owned`] asks the store whether this server still owns the batch's sequences, and takes
+//! back those that another server has taken. [`Stored::reserve`] makes the records of STARTs. After the run and before any answer is
 //! sent, [`Stored::save_steps`] saves the new states. If a save fails, the request gets an error and this server forgets the
 //! sequence: the store has the state of the last answer, and the next request takes it from there. So no state is lost after
 //! its answer, and no answer is sent before its state is saved.
@@ -11,14 +11,14 @@
 //! `on_duplicate_start: restart`, it replaces the sequence that the store had before it ran, or an older one of this server,
 //! and no other. That stays in the store until then, because the START may be cancelled.
 
-use sequences::scheduler::{Lookup, Over, OverBy};
+use sequences::scheduler::{Lookup, Over, OverBy, Refused};
 use sequences::{Outcome, SequenceId};
 use state_store::{Change, Hold, Saved};
 
-use super::{Found, Member, Sequence, Stored, failed, key_of, refuse, tell_steps};
+use super::{Found, Sequence, Stored, failed, key_of, refuse, tell_steps};
 use crate::batch::Row;
 use crate::batch::kept;
-use crate::error::{AdmissionError, RequestError, StoredError};
+use crate::error::{RequestError, StoredError};
 use crate::instance::Instance;
 use crate::model::Answered;
 use crate::panic;
@@ -26,7 +26,6 @@ use crate::panic;
 /// Bytes of states that are sent to the store together, unless one has more.
 const MOST_BYTES_TOGETHER: usize = 8 << 20;
 
-/// What a request leaves to be saved.
 struct Unsaved {
     /// The position of its answer.
     at: usize,
@@ -39,23 +38,9 @@ struct Unsaved {
     answer: Vec<u8>,
 }
 
-impl Unsaved {
-    fn change(&self) -> Change<'_> {
-        match &self.state {
-            Some(state) => Change::Step(&self.hold, state),
-            None => Change::End(&self.hold, &self.answer),
-        }
-    }
-}
-
 impl Stored {
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
-    pub(super) fn check(&self, instance: &mut Instance, rows: &mut [Row]) {
-        self.check_owned(instance, rows);
-        self.reserve(rows);
-    }
-
-    fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
+    pub(super) fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
         let mut to_check = Vec::new();
         for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.is_under_way()) {
             let Some(lane) = row.key.as_ref().and_then(|key| key.lane) else { continue };
@@ -99,8 +84,8 @@ impl Stored {
         for ((at, lane, is_ours), found) in to_claim.into_iter().zip(claimed) {
             let is_taken = matches!(found, Found::Taken);
             if !is_ours {
-                self.metrics().count_moved(1);
-                self.metrics().count_claimed(u64::from(is_taken));
+                self.saves().moved += 1;
+                self.saves().claimed += u64::from(is_taken);
             }
             if !is_ours || is_taken {
                 // What the instance has is not the newest state, and `adopt` needs a lane without one.
@@ -116,21 +101,21 @@ impl Stored {
                 // It is refused for its step.
                 Found::Missing(_) | Found::Later if is_ours => {}
                 Found::Missing(Some(answer)) if rows[at].is_answered_by(&answer) => rows[at].again = Some(answer),
-                Found::Missing(_) => refuse(&mut rows[at], |id| AdmissionError::Missing(id.clone()).into()),
-                Found::Later => refuse(&mut rows[at], |id| StoredError::Moved(id.clone()).into()),
+                Found::Missing(_) => refuse(&mut rows[at], |id| Refused::Missing(id.clone()).into()),
+                Found::Later => refuse(&mut rows[at], |id| Refused::Moved(id.clone()).into()),
             }
             self.forget(Some(lane).filter(|_| !is_ours));
         }
     }
 
     /// Saves what the requests of a batch have done, and makes those fail whose states cannot be saved.
-    pub(super) fn save_steps(&self, instance: &mut Instance, answered: &mut [Answered], members: &[Member]) {
+    pub(super) fn save_steps(&self, instance: &mut Instance, answered: &mut [Answered]) {
         let (mut unsaved, mut bytes) = (Vec::new(), 0);
         // A sequence that has ended before one with its id that has begun.
         let mut order: Vec<_> = (0..answered.len()).collect();
         order.sort_by_key(|&at| answered[at].finished.map(|finished| finished.lane));
         for at in order {
-            if let Some(of) = self.unsaved(instance, &mut answered[at], at, members) {
+            if let Some(of) = self.unsaved(instance, &mut answered[at], at) {
                 bytes += of.state.as_ref().map_or(0, Vec::len);
                 unsaved.push(of);
             }
@@ -144,17 +129,16 @@ impl Stored {
 
     /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs that their
     /// clients may have sent to another server, and those of sequences that a younger one has replaced here.
-    fn reserve(&self, rows: &mut [Row]) {
+    pub(super) fn reserve(&self, rows: &mut [Row]) {
         let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
         let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
         let (mut begin, mut keys) = (Vec::new(), Vec::new());
         let owned = self.sequences.lock();
         for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
-            let Some((lane, key)) = row.key.as_ref().and_then(|key| Some((key.lane?, key_of(&key.id)))) else {
-                continue;
-            };
+            let Some(of) = &row.key else { continue };
+            let (Some(lane), id, key) = (of.lane, of.id.clone(), key_of(&of.id)) else { continue };
             if owned.lanes_of(&key).last().is_none_or(|&of| of < lane) {
-                begin.push((lane, row));
+                begin.push((lane, id, row));
                 keys.push(key);
             }
         }
@@ -162,30 +146,28 @@ impl Stored {
         match self.keeper.reserve(&keys) {
             Ok(holds) => {
                 let mut owned = self.sequences.lock();
-                for (((lane, row), key), hold) in begin.into_iter().zip(keys).zip(holds) {
+                for (((lane, id, row), key), hold) in begin.into_iter().zip(keys).zip(holds) {
                     if self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane)) {
                         refuse(row, |id| StoredError::Exists(id.clone()).into());
                         continue;
                     }
-                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(key, hold) });
+                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key, hold) });
                 }
             }
             Err(source) => {
                 self.not_written(&source);
-                begin.into_iter().for_each(|(_, row)| refuse(row, |id| failed(id, &source)));
+                begin.into_iter().for_each(|(_, _, row)| refuse(row, |id| failed(id, &source)));
             }
         }
     }
 
-    /// What a request leaves to be saved.
-    fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize, members: &[Member]) -> Option<Unsaved> {
+    fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize) -> Option<Unsaved> {
         let finished = of.finished?;
         let lane = finished.lane;
-        let Member { id, .. } = members.iter().find(|member| member.lane == lane)?;
         let owned = self.sequences.lock();
         // `None`: it could not be taken from the store, or it is a START that left no record.
-        let Sequence { key, hold, starts, .. } = owned.get(lane)?;
-        let (mut hold, starts) = (hold.clone(), *starts);
+        let Sequence { id, key, hold, starts, .. } = owned.get(lane)?;
+        let (id, mut hold, starts) = (id.clone(), hold.clone(), *starts);
         // An older sequence that is here ends after the requests that were sent before the START. If the client has gone, one that
         // is elsewhere may be the one that it has begun with the same START.
         let leaves_older = hold.replaces()
@@ -193,7 +175,7 @@ impl Stored {
                 || (finished.outcome == Outcome::Failed && of.request.is_cancelled()));
         hold.also_replaces(owned.older(key, lane));
         drop(owned);
-        let unsaved = |answer, state| Unsaved { at, lane, id: id.clone(), hold, answer, state };
+        let unsaved = |answer, state| Unsaved { at, lane, id, hold, answer, state };
         match finished.outcome {
             _ if finished.ends => Some(unsaved(self.kept_answer(of), None)),
             Outcome::Advanced => {
@@ -230,23 +212,31 @@ impl Stored {
     }
 
     /// The bytes of an answer for a client that sends its request again; none if that can't be known, or if it is too large.
-    fn kept_answer(&self, of: &mut Answered) -> Vec<u8> {
+    fn kept_answer(&self, of: &Answered) -> Vec<u8> {
         let Some((key, made)) = of.keeps.zip(of.steps) else { return Vec::new() };
         let most = self.most_answer_bytes;
-        let copy = of.answer.as_mut().and_then(|answer| answer.copy(most));
+        let copy = of.answer.as_ref().and_then(|answer| answer.copy(most));
         copy.map_or_else(Vec::new, |copy| kept::encode(key, made, &copy, most))
     }
 
     fn send(&self, instance: &Instance, answered: &mut [Answered], unsaved: Vec<Unsaved>) {
-        let changes: Vec<_> = unsaved.iter().map(Unsaved::change).collect();
+        let changes: Vec<_> = unsaved
+            .iter()
+            .map(|Unsaved { hold, state, answer, .. }| match state {
+                Some(state) => Change::Step(hold, state),
+                None => Change::End(hold, answer),
+            })
+            .collect();
         match self.keeper.save(&changes) {
             Ok(saved) => {
                 for (of, saved) in unsaved.iter().zip(saved) {
                     let answered = &mut answered[of.at];
                     match (saved, &of.state) {
                         (Saved::Done(hold), Some(_)) => {
-                            self.metrics().count_saves(1);
-                            self.own(of, hold);
+                            self.saves().states += 1;
+                            if let Some(sequence) = self.sequences.lock().get_mut(of.lane) {
+                                (sequence.hold, sequence.starts) = (hold, false);
+                            }
                             tell_saved(answered);
                         }
                         (Saved::Done(_), None) => {
@@ -258,18 +248,13 @@ impl Stored {
                             self.forget(Some(of.lane).filter(|_| of.state.is_none()));
                         }
                         (Saved::Moved | Saved::Asked, _) => {
-                            self.metrics().count_moved(u64::from(!of.hold.replaces()));
-                            self.fail_unsaved(instance, answered, of.lane, StoredError::Moved(of.id.clone()).into());
+                            self.saves().moved += u64::from(!of.hold.replaces());
+                            self.fail_unsaved(instance, answered, of.lane, Refused::Moved(of.id.clone()).into());
                         }
                         (gone @ (Saved::Ended | Saved::Absent), _) => {
                             // Another server has taken it, and ended it.
-                            self.metrics().count_moved(u64::from(matches!(gone, Saved::Ended)));
-                            self.fail_unsaved(
-                                instance,
-                                answered,
-                                of.lane,
-                                AdmissionError::Missing(of.id.clone()).into(),
-                            );
+                            self.saves().moved += u64::from(matches!(gone, Saved::Ended));
+                            self.fail_unsaved(instance, answered, of.lane, Refused::Missing(of.id.clone()).into());
                         }
                     }
                 }
@@ -286,13 +271,6 @@ impl Stored {
     /// Whether a younger sequence of this server has the id.
     pub(super) fn is_replaced(&self, lane: u32) -> bool {
         self.sequences.lock().is_replaced(lane)
-    }
-
-    /// A state of a sequence is in the store.
-    fn own(&self, of: &Unsaved, hold: Hold) {
-        if let Some(sequence) = self.sequences.lock().get_mut(of.lane) {
-            (sequence.hold, sequence.starts) = (hold, false);
-        }
     }
 
     /// A state could not be saved: its request fails, and the sequence is forgotten here.
@@ -321,7 +299,6 @@ impl Stored {
     }
 }
 
-/// Tells a client that all steps are saved.
 fn tell_saved(answered: &Answered) {
     answered.steps.into_iter().for_each(|steps| tell_steps(answered, steps, steps));
 }

@@ -1,14 +1,13 @@
-//! The thread that writes what sequences have done to their store, after their answers (`durability: interval` and `drain`).
+//! What is saved after its answer (`durability: interval` and `drain`): when workers have to take snapshots, and the thread that
+//! writes them to the store.
 //!
 //! Rules:
 //! - A sequence has one entry: a newer state takes the place of an older one.
 //! - The queue holds a bounded number of bytes. Who finds it full keeps the state where it is, and comes again.
 //! - After an error of the store, the entries stay, and are written when it answers again.
-//!
-//! Not for: which sequences have to be saved, and when ([`super::later`]).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
@@ -18,6 +17,7 @@ use state_store::{Change, Hold, Keeper, Saved, StoreError, Token};
 
 use crate::error::LoadError;
 use crate::panic;
+use crate::workers::clock::{Alarm, Thread};
 
 /// Bytes of states that wait at most, and as many again of sequences that leave.
 const MOST_BYTES: usize = 256 << 20;
@@ -30,7 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// What an entry takes besides its bytes.
 const ENTRY_BYTES: usize = 256;
 
-/// What a sequence has done.
 #[derive(Debug)]
 pub enum What {
     /// It has this state; an empty one if it has begun while the store did not answer.
@@ -57,7 +56,6 @@ impl What {
     }
 }
 
-/// What a sequence has done, to be written.
 #[derive(Debug)]
 pub struct Entry {
     pub lane: u32,
@@ -98,7 +96,6 @@ pub enum Waiting {
     InFlight,
 }
 
-/// What is to be written.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
@@ -114,7 +111,6 @@ struct State {
     entries: LinkedHashMap<Token, Entry>,
     /// The youngest sequence of a key that has an entry.
     by_key: HashMap<Vec<u8>, Token>,
-    /// Of the entries.
     bytes: usize,
     /// What is being written: the keys, and the time of the oldest step.
     in_flight: Vec<Vec<u8>>,
@@ -137,7 +133,11 @@ impl State {
         }
     }
 
-    /// Whether an entry has a state.
+    /// How many entries wait to be written or are being written.
+    fn len(&self) -> usize {
+        self.entries.len() + self.in_flight.len()
+    }
+
     fn has_state(&self, token: Token) -> bool {
         let entry = self.entries.get(&token);
         entry.is_some_and(|entry| matches!(entry.what, What::State(_) | What::Release(Some(_))))
@@ -242,7 +242,6 @@ impl Queue {
         self.state.lock().is_down
     }
 
-    /// Notes whether the store has answered.
     pub fn note(&self, answered: bool) {
         let was_down = std::mem::replace(&mut self.state.lock().is_down, !answered);
         if was_down == answered {
@@ -304,75 +303,126 @@ impl Queue {
         self.has_room.notify_all();
     }
 
-    fn wait_after_error(&self, pause: Duration) {
-        let mut state = self.state.lock();
-        if !state.stop {
-            self.changed.wait_for(&mut state, pause);
+    pub fn len(&self) -> usize {
+        self.state.lock().len()
+    }
+}
+
+pub struct Later {
+    /// `None` if sequences are saved only when they leave.
+    pub interval: Option<Duration>,
+    /// By worker, the sequences with unsaved steps, each with the time when it has to be saved; the first is first.
+    pub due: Vec<Mutex<VecDeque<(Instant, u32)>>>,
+    pub queue: Arc<Queue>,
+    /// Wakes the thread that wakes workers.
+    pub alarm: Arc<Alarm>,
+}
+
+/// What a sequence has that is not in the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unsaved {
+    /// When it made the first step after its last snapshot.
+    pub since: Option<Instant>,
+    /// Its snapshot is overdue: it became due while a request of several steps was under way, or the sequence was taken back
+    /// from the writer.
+    pub is_late: bool,
+    pub is_under_way: bool,
+    /// The store refuses it, because it has another sequence of the id.
+    pub is_refused: bool,
+}
+
+impl Unsaved {
+    pub const fn is_some(&self) -> bool {
+        self.since.is_some()
+    }
+
+    pub const fn since(since: Instant) -> Self {
+        Self { since: Some(since), is_late: true, is_under_way: false, is_refused: false }
+    }
+}
+
+impl Later {
+    pub fn new(interval: Option<Duration>, workers: usize, alarm: Arc<Alarm>) -> Self {
+        let due = (0..workers).map(|_| Mutex::default()).collect();
+        Self { interval, due, queue: Arc::default(), alarm }
+    }
+
+    pub fn is_due(&self, worker: usize, now: Instant) -> bool {
+        self.next_due(worker).is_some_and(|at| at <= now) && !self.queue.is_full()
+    }
+
+    /// When a worker next has a snapshot to take.
+    pub fn next_due(&self, worker: usize) -> Option<Instant> {
+        self.due[worker].lock().front().map(|(at, _)| *at)
+    }
+
+    pub fn becomes_due(&self, worker: usize, lane: u32, at: Instant, is_late: bool) {
+        let mut due = self.due[worker].lock();
+        if is_late {
+            // It is overdue, so it comes before those that become due later.
+            due.push_front((at.min(Instant::now()), lane));
+        } else {
+            // All wait for the same interval, so the queue stays in order.
+            due.push_back((at, lane));
+        }
+        // Behind another one, the alarm is already set.
+        if due.len() == 1 || is_late {
+            drop(due);
+            self.alarm.by(at);
         }
     }
-
-    fn stops(&self) -> bool {
-        self.state.lock().stop
-    }
-
-    /// How many entries wait to be written or are being written.
-    pub fn len(&self) -> usize {
-        let state = self.state.lock();
-        state.entries.len() + state.in_flight.len()
-    }
 }
 
-/// What the thread tells.
-pub trait Tells: Send + 'static {
+pub enum Told<'a> {
     /// The store has answered.
-    fn written(&self, results: Vec<(Entry, Saved)>);
+    Written(Vec<(Entry, Saved)>),
     /// It has not.
-    fn failed(&self, error: &StoreError);
-    /// A state is too large for it.
-    fn too_large(&self, entry: &Entry, error: &StoreError);
+    Failed(&'a StoreError),
+    /// The state is too large for it.
+    TooLarge(&'a Entry, &'a StoreError),
 }
 
-/// The thread. Dropping this writes what is left, if the store answers, and stops it.
-pub struct Writer {
-    queue: Arc<Queue>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Writer {
-    pub fn start(queue: &Arc<Queue>, keeper: &Arc<Keeper>, tells: impl Tells) -> Result<Self, LoadError> {
-        let (queue, writes, keeper) = (queue.clone(), queue.clone(), keeper.clone());
-        let run = move || {
-            let mut pause = FIRST_PAUSE;
-            while let Some(entries) = writes.take(pause) {
-                let went = panic::catch_and_log(|| write(&writes, &keeper, entries, &tells));
-                pause = if went == Some(true) { FIRST_PAUSE } else { LONGEST_PAUSE.min(2 * pause) };
-                if went == Some(true) {
-                    continue;
-                }
-                if writes.stops() {
-                    log::warn!(
-                        "the last steps of {} sequences were not saved, because the store does not answer",
-                        writes.len()
-                    );
-                    return;
-                }
-                writes.wait_after_error(pause);
+/// Starts the thread. Dropped, it writes what is left, if the store answers.
+pub fn start_writer(
+    queue: &Arc<Queue>,
+    keeper: &Arc<Keeper>,
+    tell: impl Fn(Told<'_>) + Send + 'static,
+) -> Result<Thread, LoadError> {
+    let (stops, writes, keeper) = (queue.clone(), queue.clone(), keeper.clone());
+    let run = move || {
+        let mut pause = FIRST_PAUSE;
+        while let Some(entries) = writes.take(pause) {
+            if panic::catch_and_log(|| write(&writes, &keeper, entries, &tell)) == Some(true) {
+                pause = FIRST_PAUSE;
+                continue;
             }
-        };
-        let thread = Builder::new().name("stateful-writer".to_owned()).spawn(run).map_err(LoadError::Worker)?;
-        Ok(Self { queue, thread: Some(thread) })
-    }
+            pause = LONGEST_PAUSE.min(2 * pause);
+            let mut state = writes.state.lock();
+            if state.stop {
+                let left = state.len();
+                drop(state);
+                log::warn!("the last steps of {left} sequences were not saved, because the store does not answer");
+                return;
+            }
+            writes.changed.wait_for(&mut state, pause);
+        }
+    };
+    let stop = move || {
+        stops.state.lock().stop = true;
+        stops.changed.notify_one();
+    };
+    Thread::start("stateful-writer", "the thread that writes to the store", stop, run).map_err(LoadError::Worker)
 }
 
 /// Writes entries, or asks whether the store answers again. Returns whether it does.
-fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tells: &impl Tells) -> bool {
+fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tell: &impl Fn(Told<'_>)) -> bool {
     let changes: Vec<_> = entries.iter().map(Entry::change).collect();
     let saved = if entries.is_empty() { keeper.probe().map(|()| Vec::new()) } else { keeper.save(&changes) };
     match saved {
         Ok(saved) => {
             queue.note(true);
             // While these count as in flight: a drain reads how many are left, and then how many were not saved.
-            tells.written(entries.into_iter().zip(saved).collect());
+            tell(Told::Written(entries.into_iter().zip(saved).collect()));
             queue.have_been_written();
             true
         }
@@ -380,26 +430,18 @@ fn write(queue: &Queue, keeper: &Keeper, entries: Vec<Entry>, tells: &impl Tells
             // The error tells no more of the state than its size.
             let (too_large, others): (Vec<_>, Vec<_>) =
                 entries.into_iter().partition(|entry| entry.what.bytes() == bytes);
-            too_large.iter().for_each(|entry| tells.too_large(entry, &error));
+            too_large.iter().for_each(|entry| tell(Told::TooLarge(entry, &error)));
             queue.put_back(others);
             // Without one to leave out, the next try would fail at once in the same way.
             !too_large.is_empty()
         }
         Err(error) => {
             // First: the warning is logged only if the store has not been noted as down.
-            tells.failed(&error);
+            tell(Told::Failed(&error));
             queue.note(false);
             queue.put_back(entries);
             false
         }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.queue.state.lock().stop = true;
-        self.queue.changed.notify_one();
-        self.thread.take().into_iter().for_each(|thread| panic::join(thread, "the thread that writes to the store"));
     }
 }
 

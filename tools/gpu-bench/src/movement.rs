@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use clap::Args;
-use gpu_rows::{Device, DeviceError, OwnedStream, Queue};
+use gpu_rows::{Device, DeviceError, Foreign, OwnedStream, Queue};
 use rows::tensor::{RowAt, RowLayout, StorageType};
 use serde::Serialize;
 
@@ -109,7 +109,9 @@ fn measure(gpu: i32, effort: &Effort, states: &States) -> Result<Measured, Devic
         queue.flush()
     };
     // SAFETY: both outlive the queue.
-    let copy = |queue: &mut Queue| unsafe { queue.copy(&from, &to) };
+    let target = unsafe { Foreign::new(device.number(), to.address(), to.byte_len()) };
+    // SAFETY: as above; both have the same size.
+    let copy = |queue: &mut Queue| unsafe { queue.copy_out(from.address(), target) };
     let mut seconds = |task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>| median(effort, &mut queue, task);
     let (gather, scatter, copy) = (seconds(&gather)?, seconds(&scatter)?, seconds(&copy)?);
     let bytes = (rows * states.count * row_bytes) as f64;

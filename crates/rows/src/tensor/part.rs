@@ -5,14 +5,14 @@
 //! one axis ([`WindowLayout::window`]), or a row without its padding ([`WindowLayout::around`]). Each gives the same
 //! [`Chunk`]s, which are all that copies need. None of this allocates.
 
+use std::fmt;
 use std::ops::Range;
 
-use super::{DataType, Gap, element_count};
+use super::{DataType, element_count};
 
 /// A row of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct RowAt {
-    /// Which row.
     pub position: usize,
     /// Rows that its bytes are laid out for.
     pub rows: usize,
@@ -40,11 +40,11 @@ impl RowLayout {
         let behind = batch_axis.map_or(0, |axis| axis + 1);
         let outer = element_count(&dims[..split])?;
         let inner_bytes = element_count(&dims[behind..])?.checked_mul(data_type.byte_size().unwrap_or(1))?;
+        // So that `row_bytes` cannot overflow.
         outer.checked_mul(inner_bytes)?;
         Some(Self { outer, inner_bytes })
     }
 
-    /// Bytes of one row.
     pub const fn row_bytes(self) -> usize {
         self.outer * self.inner_bytes
     }
@@ -73,7 +73,6 @@ pub struct WindowLayout {
     middle: usize,
     /// Bytes of the dimensions after both.
     inner_bytes: usize,
-    /// Steps that the tensor has.
     steps: usize,
     batch_is_first: bool,
 }
@@ -92,21 +91,19 @@ impl WindowLayout {
         let outer = element_count(&dims[..first.unwrap_or(0)])?;
         let middle = element_count(&dims[first.map_or(0, |axis| axis + 1)..second])?;
         let inner_bytes = element_count(&dims[second + 1..])?.checked_mul(element)?;
+        // So that the size of no window can overflow.
         outer.checked_mul(middle)?.checked_mul(steps)?.checked_mul(inner_bytes)?;
         Some(Self { outer, middle, inner_bytes, steps, batch_is_first: batch_axis.is_none_or(|batch| batch < axis) })
     }
 
-    /// Bytes of a window of `length` steps.
     pub const fn window_bytes(self, length: usize) -> usize {
         self.outer * self.middle * self.inner_bytes * length
     }
 
-    /// Steps that the tensor has.
     pub const fn steps(self) -> usize {
         self.steps
     }
 
-    /// These steps of a row.
     pub fn window(self, at: RowAt, steps: Range<usize>) -> Part {
         self.part(at, [steps, 0..0])
     }
@@ -149,6 +146,53 @@ impl WindowLayout {
     }
 }
 
+/// Steps of a row of a batch that are padding. A batch is as long as its longest row. In a shorter row, the missing steps may
+/// be in front of the row's own steps, between them or behind them. Alone, the row has no gap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gap {
+    pub from: usize,
+    pub length: usize,
+}
+
+impl Gap {
+    pub const NONE: Self = Self { from: 0, length: 0 };
+
+    pub const fn steps(self) -> Range<usize> {
+        self.from..self.from + self.length
+    }
+
+    pub const fn is_none(self) -> bool {
+        self.length == 0
+    }
+}
+
+/// Where the padding of rows is that are shorter than their batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaddingSide {
+    Left,
+    Right,
+}
+
+impl PaddingSide {
+    /// The gap of a row with so many steps in a batch of `padded` steps.
+    pub const fn gap(self, steps: usize, padded: usize) -> Gap {
+        let from = match self {
+            Self::Left => 0,
+            Self::Right => steps,
+        };
+        Gap { from, length: padded.saturating_sub(steps) }
+    }
+}
+
+impl fmt::Display for PaddingSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Left => "left",
+            Self::Right => "right",
+        })
+    }
+}
+
 /// A part of a batched tensor that is copied at once: a row, some of its steps, or a row around its gap.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
@@ -157,7 +201,6 @@ pub struct Part {
     inner: Loop,
     /// In the order that they have alone.
     segments: [Segment; 2],
-    /// Of all chunks.
     bytes: usize,
 }
 
@@ -193,25 +236,21 @@ pub struct Chunk {
     pub in_batch: usize,
     /// First byte in the part alone.
     pub alone: usize,
-    /// Bytes.
     pub bytes: usize,
 }
 
 /// Chunks of equal size and equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
-    /// The first one.
     pub first: Chunk,
     /// Bytes from one chunk to the next in the batch.
     pub in_batch_stride: usize,
     /// Bytes from one chunk to the next alone.
     pub alone_stride: usize,
-    /// Number of chunks.
     pub count: usize,
 }
 
 impl Strided {
-    /// The chunks of the group.
     #[inline]
     pub fn chunks(self) -> impl Iterator<Item = Chunk> {
         let Self { first: Chunk { in_batch, alone, bytes }, in_batch_stride, alone_stride, count } = self;
@@ -231,7 +270,6 @@ impl Part {
         RowLayout { outer: 1, inner_bytes: bytes }.row(RowAt { position: 0, rows: 1 })
     }
 
-    /// Bytes of the part alone.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::request::{Begins, Control, Origin, OverBy, Refused};
-use super::rules::{OnDuplicateStart, Rules};
+use super::request::{Begins, Control, OnDuplicateStart, Origin, OverBy, Refused, Rules};
 use super::{Phase, Queued, Scheduler, Sequence};
 use crate::SequenceId;
 
@@ -23,38 +22,20 @@ impl<R> Scheduler<R> {
         if self.drains && (control.start || known.is_none()) {
             return Err((request, Refused::Drains));
         }
-        let mut begins = Begins::Plain;
-        let lane = match (control.start, known) {
-            (true, _) => match self.begin(control.id.clone(), control.origin.clone(), known, wait, now) {
-                Ok(begun) => {
-                    begins = begun.1;
-                    begun.0
-                }
-                Err(refused) => {
-                    if let Some(id) = control.id.as_ref().filter(|_| control.starts_anew()) {
-                        self.refuse_start(id);
-                    }
-                    return Err((request, refused));
-                }
-            },
-            (false, Some(lane)) if self.sequences.get(&lane).is_some_and(|sequence| sequence.leaves) => {
-                let id = control.id.unwrap_or(SequenceId::Number(0));
-                return Err((request, Refused::Moved(id)));
+        let found = if control.start {
+            let begun = self.begin(control.id.clone(), control.origin.clone(), known, wait, now);
+            if let (Err(_), Some(id)) = (&begun, control.id.as_ref().filter(|_| control.starts_anew())) {
+                self.refuse_start(id);
             }
-            (false, Some(lane)) => match self.check_queue(self.queued_in(lane), control.id) {
-                Ok(()) => lane,
-                Err(refused) => return Err((request, refused)),
-            },
+            begun
+        } else {
             // The caller has refused a request with neither START nor id, so there is an id.
-            (false, None) if self.rules.looks_up => match self.look_up(control.id, wait, now) {
-                Ok(lane) => lane,
-                Err(refused) => return Err((request, refused)),
-            },
-            (false, None) => {
-                let id = control.id.unwrap_or(SequenceId::Number(0));
-                let is_parked = self.parked.contains_key(&id);
-                return Err((request, if is_parked { Refused::Parked(id) } else { Refused::Missing(id) }));
-            }
+            let id = control.id.unwrap_or(SequenceId::Number(0));
+            self.find(id, known, wait, now).map(|lane| (lane, Begins::Plain))
+        };
+        let (lane, begins) = match found {
+            Ok(found) => found,
+            Err(refused) => return Err((request, refused)),
         };
         if control.end {
             self.close(lane);
@@ -81,15 +62,35 @@ impl<R> Scheduler<R> {
         if self.is_idle(lane) { self.drop_idle(lane, OverBy::Replaced) } else { self.close(lane) }
     }
 
-    /// How many requests of a sequence wait.
+    /// The lane of a request that is no START. `known`: that of the live sequence with its id.
+    fn find(
+        &mut self,
+        id: SequenceId,
+        known: Option<u32>,
+        wait: Option<Duration>,
+        now: Instant,
+    ) -> Result<u32, Refused> {
+        let Some(lane) = known else {
+            if self.rules.looks_up {
+                return self.look_up(id, wait, now);
+            }
+            return Err(if self.parked.contains_key(&id) { Refused::Parked(id) } else { Refused::Missing(id) });
+        };
+        if self.sequences.get(&lane).is_some_and(|sequence| sequence.leaves) {
+            return Err(Refused::Moved(id));
+        }
+        self.check_queue(self.queued_in(lane), id)?;
+        Ok(lane)
+    }
+
     fn queued_in(&self, lane: u32) -> usize {
         self.sequences.get(&lane).map_or(0, |sequence| sequence.queued)
     }
 
     /// Refuses one more request of a sequence with this id if too many wait.
-    fn check_queue(&self, queued: usize, id: Option<SequenceId>) -> Result<(), Refused> {
+    fn check_queue(&self, queued: usize, id: SequenceId) -> Result<(), Refused> {
         let max = self.rules.max_queued;
-        if queued < max { Ok(()) } else { Err(Refused::TooManyQueued { id: id.unwrap_or(SequenceId::Number(0)), max }) }
+        if queued < max { Ok(()) } else { Err(Refused::TooManyQueued { id, max }) }
     }
 
     /// Whether requests with these controls can arrive one after the other. Returns the position of the first that
@@ -143,7 +144,7 @@ impl<R> Scheduler<R> {
                 Some(changed) => changed.queued,
                 None => self.by_id.get(&known).map_or(0, |&lane| self.queued_in(lane)),
             };
-            self.check_queue(queued, Some(known.clone())).map_err(|refused| (row, refused))?;
+            self.check_queue(queued, known.clone()).map_err(|refused| (row, refused))?;
             changed.push(Changed { id: known, lives: !end, queued: queued + 1 });
         }
         Ok(())
@@ -204,6 +205,7 @@ impl<R> Scheduler<R> {
         }
         let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
         let id = id.unwrap_or_else(|| self.ids.next(is_taken));
+        // Without 'resume', a START begins anew.
         self.end_parked(&id);
         // What is found under the id from now on may be the new sequence.
         self.elsewhere.retain(|lane| self.sequences.get(lane).is_some_and(|sequence| sequence.id != id));
@@ -223,7 +225,6 @@ impl<R> Scheduler<R> {
         self.waiting.is_empty() && self.placed < self.rules.max_sequences
     }
 
-    /// Until when a request waits for a place.
     pub(super) fn until(&self, wait: Option<Duration>, now: Instant) -> Instant {
         let longest_wait = self.rules.longest_wait;
         now + wait.unwrap_or(longest_wait).min(longest_wait)
@@ -273,6 +274,7 @@ impl<R> Scheduler<R> {
         if !is_idle {
             requests.push_back(Queued::CloneTo(lane));
         }
+        // The state is in the instance of this worker, and stays there.
         self.place_with(lane, worker, now);
         if let Some(clone) = self.sequences.get_mut(&lane).filter(|_| !is_idle) {
             clone.phase = Phase::Cloning;
@@ -310,12 +312,12 @@ impl<R> Scheduler<R> {
         }
         self.placed += 1;
         self.last_success.insert(lane, now);
+        // It was closed when it was parked.
         self.closing.remove(&id, lane);
         self.by_id.insert(id, lane);
         Ok(lane)
     }
 
-    /// Whether a sequence has no request.
     fn is_idle(&self, lane: u32) -> bool {
         self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == Phase::Idle)
     }

@@ -28,7 +28,6 @@ impl Closing {
         }
     }
 
-    /// Whether one with this id is older than the lane.
     fn has_older(&self, id: &SequenceId, lane: u32) -> bool {
         self.0.get(id).and_then(BTreeSet::first).is_some_and(|&first| first < lane)
     }
@@ -41,13 +40,7 @@ impl Closing {
 
 impl<R> Scheduler<R> {
     /// Begins to look for the sequence of a request that is no START. Returns its lane.
-    pub(super) fn look_up(
-        &mut self,
-        id: Option<SequenceId>,
-        wait: Option<Duration>,
-        now: Instant,
-    ) -> Result<u32, Refused> {
-        let id = id.unwrap_or(SequenceId::Number(0));
+    pub(super) fn look_up(&mut self, id: SequenceId, wait: Option<Duration>, now: Instant) -> Result<u32, Refused> {
         let has_place = self.has_place();
         if !has_place && self.waiting.len() >= self.rules.max_waiting {
             return Err(self.no_place(Some(id)));

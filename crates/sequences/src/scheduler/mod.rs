@@ -19,7 +19,6 @@
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
 //! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
 //!   wait for its last one.
-//! - The caller passes the time. Nothing here reads a clock.
 //! - No operation takes longer with more sequences that have a place. Three take longer with more sequences of a kind:
 //!   [`Scheduler::take`] with those whose last run failed, a START with those that are looked for, and removing a sequence
 //!   that waits for a place with those that wait.
@@ -29,7 +28,6 @@
 mod arrive;
 mod lookup;
 mod request;
-mod rules;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
@@ -40,9 +38,11 @@ use hashlink::LinkedHashMap;
 
 use crate::{Finished, Outcome, SequenceId};
 use lookup::Closing;
-pub use request::{Begins, Control, Lookup, Origin, Over, OverBy, Ready, Refused, Work};
-use rules::Ids;
-pub use rules::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
+use request::Ids;
+pub use request::{
+    Begins, Control, IdReuse, IdleRule, Lookup, OnDuplicateStart, Origin, Over, OverBy, Parking, Ready, Refused, Rules,
+    Work,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -52,15 +52,13 @@ enum Phase {
     Idle,
     /// It is in [`Worker::queue`].
     Ready,
-    /// A request runs.
     Running,
     /// It begins with the state of another sequence, which has requests to run before.
     Cloning,
-    /// It has a place, and is being looked for in the store, or entered there.
+    /// It has a place, and is looked for in the store, or entered there.
     LookedUp,
 }
 
-/// What stands in the queue of a sequence.
 enum Queued<R> {
     Request(R, Begins),
     /// A request that has made a step. It no longer waits, so limits don't count it.
@@ -92,7 +90,6 @@ struct Sequence<R> {
     /// No request has succeeded for the time of the idle rule. It is over unless one that is queued or running
     /// succeeds.
     overdue: bool,
-    /// Its last run failed.
     failed: bool,
     /// A request of it has succeeded, or it was resumed or found.
     has_state: bool,
@@ -106,17 +103,15 @@ impl<R> Sequence<R> {
     /// Adds it to the queue of its worker, and returns that worker.
     fn get_ready(&mut self, lane: u32, workers: &mut [Worker]) -> usize {
         self.phase = Phase::Ready;
-        workers[self.worker].run(lane);
+        workers[self.worker].queue.push_back(Task::Run(lane));
         self.worker
     }
 }
 
 struct Worker {
-    /// What it has to do, in this order.
     queue: VecDeque<Task>,
     /// How many of these end a sequence.
     ends: usize,
-    /// How many sequences it has.
     sequences: usize,
     /// Batches since the last one that had a sequence whose last run failed.
     batches_since_failed: usize,
@@ -125,18 +120,12 @@ struct Worker {
 /// A sequence that has failed costs the others a run. With one in ten batches, they keep nine tenths of the runs.
 const BATCHES_FOR_ONE_FAILED: usize = 10;
 
-/// What a worker has to do.
 enum Task {
-    /// Run the next request of the sequence in this lane.
     Run(u32),
     End(Over),
 }
 
 impl Worker {
-    fn run(&mut self, lane: u32) {
-        self.queue.push_back(Task::Run(lane));
-    }
-
     fn end(&mut self, over: Over) {
         self.queue.push_back(Task::End(over));
         self.ends += 1;
@@ -157,9 +146,7 @@ pub struct Scheduler<R> {
     waiting: VecDeque<u32>,
     /// The same lanes, by the time until which they wait.
     waiting_until: BTreeSet<(Instant, u32)>,
-    /// How many requests wait.
     queued: usize,
-    /// How many sequences have a place.
     placed: usize,
     /// The lanes that have a place and are not overdue, with the time when a request last succeeded (at first, when the
     /// sequence got its place); the longest ago first.
@@ -171,13 +158,11 @@ pub struct Scheduler<R> {
     lookups: Vec<u32>,
     /// Lanes of sequences that wait to be looked for or are looked for. A START with the id of one removes it from here.
     elsewhere: BTreeSet<u32>,
-    /// See [`Scheduler::drain`].
     drains: bool,
     last_scan: Instant,
 }
 
 impl<R> Scheduler<R> {
-    /// A scheduler without sequences.
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
         let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
         Self {
@@ -262,12 +247,11 @@ impl<R> Scheduler<R> {
 
     /// Ends a sequence that was idle for too long, or parks it.
     fn expire_idle(&mut self, lane: u32, now: Instant) {
-        let Some(Parking { time, most }) = self.rules.parking else { return self.drop_idle(lane, OverBy::Idle) };
-        let Some(sequence) = self.sequences.get(&lane) else { return };
-        let (id, worker) = (sequence.id.clone(), sequence.worker);
-        if sequence.closed {
+        let open = self.sequences.get(&lane).filter(|sequence| !sequence.closed);
+        let Some((Parking { time, most }, sequence)) = self.rules.parking.zip(open) else {
             return self.drop_idle(lane, OverBy::Idle);
-        }
+        };
+        let (id, worker) = (sequence.id.clone(), sequence.worker);
         self.close(lane);
         self.placed -= 1;
         self.last_success.remove(&lane);
@@ -281,14 +265,12 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Ends the parked sequence with an id, if there is one.
     fn end_parked(&mut self, id: &SequenceId) {
         if let Some((lane, _)) = self.parked.remove(id) {
             self.forget_parked(lane);
         }
     }
 
-    /// Removes a sequence that was parked, and tells its worker.
     fn forget_parked(&mut self, lane: u32) {
         if let Some(sequence) = self.take_out(lane) {
             self.workers[sequence.worker].end(Over { lane, why: OverBy::Idle });
@@ -300,7 +282,6 @@ impl<R> Scheduler<R> {
         self.workers.iter().enumerate().filter(|(_, worker)| worker.ends > 0).map(|(number, _)| number)
     }
 
-    /// Whether a worker has something to do.
     pub fn has_work(&self, worker: usize) -> bool {
         !self.workers[worker].queue.is_empty()
     }
@@ -387,6 +368,7 @@ impl<R> Scheduler<R> {
                 refused.extend(self.remove(lane));
                 continue;
             }
+            // A request that failed without a run of its own says nothing of the sequence's next run.
             sequence.failed = outcome == Outcome::RunFailed || (sequence.failed && outcome == Outcome::Failed);
             if outcome == Outcome::Advanced {
                 sequence.overdue = false;
@@ -483,12 +465,10 @@ impl<R> Scheduler<R> {
         self.sequences.len() - self.parked.len()
     }
 
-    /// How many sequences are parked.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }
 
-    /// How many sequences wait for a place.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -512,7 +492,6 @@ impl<R> Scheduler<R> {
     }
 }
 
-/// Whether the next request of a sequence is its last one.
 fn ends_next<R>(sequences: &HashMap<u32, Sequence<R>>, lane: u32) -> bool {
     sequences.get(&lane).is_some_and(|sequence| sequence.closed && sequence.requests.len() == 1)
 }

@@ -1,6 +1,6 @@
 //! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate`]).
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
@@ -13,14 +13,13 @@ use super::{Admission, Refusal};
 use crate::id::{Key, SequenceId};
 use crate::pool::SlotId;
 
-/// The chains of all ids.
 #[derive(Default)]
 pub(super) struct Chains {
     chains: HashMap<Key, Chain>,
     /// Chains with an incarnation that has a slot.
     with_slots: usize,
-    /// For each instance, the chains to look at when the watermark passes a payload.
-    looks: HashMap<u32, BinaryHeap<Look>>,
+    /// For each instance, the chains to look at when the watermark passes a payload; the smallest payload is on top.
+    looks: HashMap<u32, BinaryHeap<Reverse<(u64, Key)>>>,
 }
 
 /// The incarnations of one id. A chain is removed when none of them has a slot and core has no request of them.
@@ -47,24 +46,16 @@ struct Stateless {
     are_ambiguous: bool,
 }
 
-/// A chain to look at when a payload is passed.
-struct Look {
-    payload: u64,
-    key: Key,
-}
-
 impl Chains {
     /// The incarnation that receives the requests of an id.
     fn front(&self, key: &Key) -> Option<SlotId> {
         self.chains.get(key).filter(|chain| chain.stateless.is_none())?.incarnations.first().copied()
     }
 
-    /// The incarnation of an id that started last.
     fn last(&self, key: &Key) -> Option<SlotId> {
         self.chains.get(key)?.incarnations.last().copied()
     }
 
-    /// Why requests of an id have no sequence.
     fn refusal(&self, key: &Key) -> Refusal {
         let stateless = self.chains.get(key).and_then(|chain| chain.stateless.as_ref());
         if stateless.is_some_and(|stateless| stateless.are_ambiguous) { Refusal::Ambiguous } else { Refusal::Unknown }
@@ -78,9 +69,8 @@ impl Chains {
         self.look_later(key, payload);
     }
 
-    /// Looks at a chain when a payload is passed.
     fn look_later(&mut self, key: &Key, payload: u64) {
-        self.looks.entry(key.instance).or_default().push(Look { payload, key: key.clone() });
+        self.looks.entry(key.instance).or_default().push(Reverse((payload, key.clone())));
     }
 
     /// Brings the front of a chain up to date with the watermark. Releases the held request of an incarnation that has
@@ -124,7 +114,6 @@ impl Chains {
         }
     }
 
-    /// Releases the held request of the incarnation at the front.
     fn release<S, C, H>(records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
@@ -289,9 +278,12 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         gone.into_iter().flat_map(|chain| chain.incarnations).collect()
     }
 
-    /// Looks at the chains whose payload is passed.
     fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32) {
-        while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| next_look(looks, records.passed(instance)))
+        let passed = records.passed(instance);
+        // One look at a time, because it may add others.
+        while let Some(looks) = self.looks.get_mut(&instance)
+            && looks.peek().is_some_and(|Reverse((payload, _))| *payload <= passed)
+            && let Some(Reverse((_, key))) = looks.pop()
         {
             self.look(records, &key);
         }
@@ -321,30 +313,3 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         }
     }
 }
-
-/// The next chain to look at when payload `passed` is passed.
-fn next_look(looks: &mut BinaryHeap<Look>, passed: u64) -> Option<Key> {
-    looks.peek().filter(|look| look.payload <= passed)?;
-    looks.pop().map(|look| look.key)
-}
-
-/// The order is reversed: the heap returns the greatest look first, and this must be the one with the smallest payload.
-impl Ord for Look {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.payload.cmp(&self.payload)
-    }
-}
-
-impl PartialOrd for Look {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Look {
-    fn eq(&self, other: &Self) -> bool {
-        self.payload == other.payload
-    }
-}
-
-impl Eq for Look {}

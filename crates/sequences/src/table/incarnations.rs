@@ -12,10 +12,8 @@ use crate::pool::SlotId;
 
 /// Decides which incarnation a request belongs to: [`Lanes`] with `direct`, [`Chains`](super::chains::Chains) with `oldest`.
 pub(super) trait Incarnations<S, C, H>: Send {
-    /// Finds the incarnation of a request that is not a START.
     fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
 
-    /// Occupies a slot for the incarnation that a START begins.
     fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant) -> Result<SlotId, Refusal>
     where
         C: Default;
@@ -23,7 +21,6 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// See [`super::Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
 
-    /// The slot of the sequence in a lane.
     fn in_lane(&self, _instance: u32, _lane: u32) -> Option<SlotId> {
         None
     }
@@ -34,7 +31,6 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// Ends an incarnation ([`Records::end`]). `expired`: it has been idle for too long.
     fn end(&mut self, records: &mut Records<S, C, H>, slot: SlotId, expired: bool);
 
-    /// How much of the capacity is used.
     fn used_capacity(&self) -> usize;
 
     /// Removes the incarnations of an instance, and returns their slots.
@@ -51,10 +47,8 @@ pub(super) trait Incarnations<S, C, H>: Send {
     /// Ends the incarnations that the watermark of an instance proves to be over.
     fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32) {}
 
-    /// See [`super::Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
-    /// See [`super::Sequences::have_been_released`].
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
 
     /// Number of lanes or chains, and number of keys that are queued to be looked at.

@@ -35,27 +35,21 @@ pub struct Policy {
     pub has_place_for_all: bool,
 }
 
-/// The properties of a request that the table needs.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// The correlation id and where core has put its sequence.
     pub key: Key,
-    /// Whether the request starts the sequence.
     pub start: bool,
-    /// Whether the request ends the sequence.
     pub end: bool,
 }
 
 /// The STARTs of a payload need more slots than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Slots of the slab to add.
     pub slab_slots: usize,
     /// Slots that must be free.
     pub wanted: usize,
 }
 
-/// Why the table does not admit a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal<E = ()> {
     /// The request is not a START, and its sequence is not live.
@@ -63,10 +57,7 @@ pub enum Refusal<E = ()> {
     /// Two sequences with its id may have requests in core, and nothing tells whose this one is. Both have ended.
     Ambiguous,
     /// The request is a START, and every slot that may exist holds a sequence.
-    Full {
-        /// Number of slots that may exist.
-        capacity: usize,
-    },
+    Full { capacity: usize },
     /// The request is a START, and the slab for its slot could not be made, for this reason.
     Memory(E),
     /// Another request of the sequence is in flight. Core promises that this does not happen.
@@ -76,22 +67,17 @@ pub enum Refusal<E = ()> {
 /// Counts of sequences since the model was loaded. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// START requests that got a slot.
     pub started: u64,
     /// Sequences that ended with END or a failed START, or that another START replaced.
     pub ended: u64,
-    /// Sequences that were dropped because they were idle.
     pub expired: u64,
-    /// START requests that got no slot.
     pub rejected: u64,
 }
 
 /// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
 #[derive(Debug)]
 pub struct Admitted<S> {
-    /// The slot that holds the sequence's state.
     pub slot: SlotId,
-    /// Memory of the slab that the slot is in.
     pub memory: S,
     /// Its good requests before this one.
     pub good: Good,
@@ -99,7 +85,6 @@ pub struct Admitted<S> {
 
 /// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "said above")]
 pub struct Good {
     pub requests: u32,
     pub since: Instant,
@@ -114,29 +99,24 @@ pub struct Sequences<S, C, H> {
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
-    /// An empty table, without slabs.
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
         Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
-    /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
     pub fn slab_due(&self) -> Option<usize> {
         self.records.pool.slab_due()
     }
 
-    /// Adds a slab of `slots` slots, unless `wanted` slots are free by now and none is due. Then returns the memory.
     pub fn add_slab(&mut self, memory: S, slots: usize, wanted: usize) -> Option<S> {
         self.records.pool.add_slab(memory, slots, wanted)
     }
 
-    /// Whether the thresholds ask to add or to remove a slab.
     pub fn needs_adjustment(&self) -> bool {
         self.records.pool.needs_adjustment()
     }
 
-    /// Removes the last slab if the thresholds ask for it. Returns its memory.
     pub fn take_spare_slab(&mut self) -> Option<S> {
         self.records.pool.take_spare_slab()
     }
@@ -155,6 +135,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn prepare(&mut self, instance: u32, admissions: &[Admission], now: Instant) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
+        // First, because the sequences that they replace then no longer count against the capacity.
         starts().for_each(|key| incarnations.replace(records, key));
         let capacity = records.pool.capacity();
         if records.policy.has_place_for_all {
@@ -187,7 +168,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let of = records.instance(instance, now);
         of.watermark.arrive(admissions.len());
         if admissions.iter().any(|admission| admission.end) {
-            of.last_end = of.watermark.begun();
+            of.last_end = of.watermark.begun;
         }
         // The requests of a payload have no order. A request that is not a START belongs to an incarnation that started
         // before this payload.
@@ -227,7 +208,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.leavings.push(contents);
     }
 
-    /// The slot of the sequence in a lane.
     pub fn slot_in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
         self.incarnations.in_lane(instance, lane)
     }
@@ -248,8 +228,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Takes back the slot of an admitted request. If the request has END, its instance has dropped the state. Returns whether
     /// the request must be held ([`Sequences::hold`]). Otherwise the caller must release it next, and core can then send the
     /// sequence's next request.
-    ///
-    /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
@@ -340,7 +318,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.free(slot);
     }
 
-    /// Ends all sequences of an instance that is being removed.
     pub fn retire_instance(&mut self, instance: u32) {
         for slot in self.incarnations.retire_instance(instance) {
             self.records.end(slot, false);
@@ -359,27 +336,22 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.lives)
     }
 
-    /// Counts of sequences so far.
     pub const fn counts(&self) -> Counts {
         self.records.counts
     }
 
-    /// Live sequences.
     pub fn live(&self) -> usize {
-        self.records.pool.live() - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
+        self.records.pool.live - self.records.instances.values().map(|of| of.over.len()).sum::<usize>()
     }
 
-    /// Slots that exist.
     pub const fn slots(&self) -> usize {
-        self.records.pool.slots()
+        self.records.pool.slots
     }
 
-    /// Slabs that exist.
     pub const fn slabs(&self) -> usize {
         self.records.pool.slabs()
     }
 
-    /// Most sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.records.pool.capacity()
     }

@@ -4,7 +4,7 @@
 //! so long that core drops all sequences. The whole process may be stopped while core has requests in its queue. Clients
 //! keep the rules for using an id again, or break them. In no case may a request get the slot of another incarnation.
 
-#![allow(clippy::unwrap_used, missing_docs, reason = "only tests and fuzz targets use this")]
+#![allow(clippy::unwrap_used, reason = "only tests and fuzz targets use this")]
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

@@ -7,21 +7,19 @@ use hashlink::LinkedHashMap;
 
 use super::{Counts, Good, Policy, Refusal};
 use crate::id::Key;
-use crate::pool::{AcquireError, SlotId, SlotPool};
+use crate::pool::{SlotId, SlotPool};
 use crate::watermark::Watermark;
 
 pub(super) enum Phase<H> {
-    /// A request of the incarnation is in flight.
-    InFlight { start: bool },
-    /// The incarnation waits for its next request.
+    InFlight {
+        start: bool,
+    },
     Waiting,
     /// A request of the incarnation, usually its START, has been answered and is held.
     Held(H),
-    /// The held request is being released.
     Releasing,
 }
 
-/// What the table knows of one incarnation.
 pub(super) struct Record<C, H> {
     pub key: Key,
     pub contents: C,
@@ -75,7 +73,6 @@ struct Dropped {
     noted_in: u64,
 }
 
-/// The records of all incarnations that have a slot.
 pub(super) struct Records<S, C, H> {
     pub policy: Policy,
     pub pool: SlotPool<S, Record<C, H>>,
@@ -107,14 +104,13 @@ impl<S, C, H> Records<S, C, H> {
         })
     }
 
-    /// The latest payload that has begun on an instance.
     pub fn payload(&self, instance: u32) -> u64 {
-        self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun())
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun)
     }
 
     /// The last payload of an instance that is passed; see [`Watermark::passed`].
     pub fn passed(&self, instance: u32) -> u64 {
-        self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed())
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed)
     }
 
     /// Refuses a START for which there is no room. `used`: how much of the capacity is used. With
@@ -130,16 +126,15 @@ impl<S, C, H> Records<S, C, H> {
         let Some(Instance { watermark, .. }) = self.instances.get(&record.key.instance) else { return false };
         // The client of a START in flight has not waited for its answer. The requests of a payload have no order.
         !matches!(record.phase, Phase::InFlight { start: true })
-            && record.delayed_until.max(watermark.lost()) <= watermark.passed_before()
+            && record.delayed_until.max(watermark.lost) <= watermark.passed_before
     }
 
-    /// Occupies a slot for a START.
     pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal>
     where
         C: Default,
     {
         let instance = self.instance(key.instance, now);
-        let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
+        let (payload, delayed_until) = (instance.watermark.begun, instance.last_end);
         let record = Record {
             key: key.clone(),
             contents: C::default(),
@@ -153,13 +148,12 @@ impl<S, C, H> Records<S, C, H> {
             is_only_one,
             failed: false,
         };
-        self.pool.acquire(record).map_err(|error| match error {
-            AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
-            AcquireError::NoSlab => Refusal::Memory(()),
-        })
+        // Without a free slot, another slab could not be made, or no more slots may exist.
+        let may_grow = self.pool.next_slab_slots() > 0;
+        let none = if may_grow { Refusal::Memory(()) } else { Refusal::Full { capacity: self.pool.capacity() } };
+        self.pool.acquire(record).ok_or(none)
     }
 
-    /// Gives a request to the sequence in this slot.
     pub fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal> {
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
         let Some(instance) = self.instances.get_mut(&record.key.instance) else { return Err(Refusal::Unknown) };
@@ -171,13 +165,12 @@ impl<S, C, H> Records<S, C, H> {
         }
         record.phase = Phase::InFlight { start: false };
         record.life.requests += 1;
-        record.released_by = instance.watermark.begun();
+        record.released_by = instance.watermark.begun;
         instance.idle.remove(&slot);
         instance.dropped.remove(&slot);
         Ok(slot)
     }
 
-    /// Lets the sequence in this slot wait for its next request.
     pub fn wait(&mut self, slot: SlotId, now: Instant) {
         let Some(record) = self.pool.record_mut(slot) else { return };
         record.phase = Phase::Waiting;
@@ -190,7 +183,7 @@ impl<S, C, H> Records<S, C, H> {
     pub fn has_nothing_queued(&self, slot: SlotId) -> bool {
         let Some(record) = self.pool.record(slot) else { return false };
         let Some(Instance { watermark, .. }) = self.instances.get(&record.key.instance) else { return false };
-        matches!(record.phase, Phase::Waiting) && record.released_by.max(watermark.lost()) <= watermark.passed()
+        matches!(record.phase, Phase::Waiting) && record.released_by.max(watermark.lost) <= watermark.passed
     }
 
     /// Ends the sequence in this slot. Without a state, the slot is free now; otherwise its instance drops the state
@@ -212,7 +205,6 @@ impl<S, C, H> Records<S, C, H> {
         }
     }
 
-    /// Frees the slot of a sequence that is over.
     pub fn free(&mut self, slot: SlotId) {
         if let Some(record) = self.pool.release(slot) {
             self.leavings.push(record.contents);
@@ -229,7 +221,7 @@ impl<S, C, H> Records<S, C, H> {
             && now >= since + after
         {
             of.idle.pop_front();
-            of.dropped.insert(slot, Dropped { idle_since: since, noted_in: of.watermark.begun() });
+            of.dropped.insert(slot, Dropped { idle_since: since, noted_in: of.watermark.begun });
         }
     }
 
@@ -237,7 +229,7 @@ impl<S, C, H> Records<S, C, H> {
     pub fn longest_dropped(&self, instance: u32, limit: Duration, now: Instant) -> Option<SlotId> {
         let of = self.instances.get(&instance)?;
         let (&slot, dropped) = of.dropped.front()?;
-        (dropped.noted_in <= of.watermark.passed() && now >= dropped.idle_since + limit).then_some(slot)
+        (dropped.noted_in <= of.watermark.passed && now >= dropped.idle_since + limit).then_some(slot)
     }
 
     /// When an instance may have a sequence that expires, or a state to drop, or when a look at it may prove that core has sent
@@ -248,7 +240,7 @@ impl<S, C, H> Records<S, C, H> {
             return now + idle_limit;
         };
         let longest = dropped.front().map(|(_, longest)| *longest);
-        let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed());
+        let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed);
         let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + idle_limit);
         let looks_dropped = idle.front().map(|(_, &since)| since + dropped_after);
         let look = watermark.next_look().filter(|_| needs_proof || is_unproven);

@@ -43,14 +43,6 @@ struct Bench {
     queue: Arc<Queue>,
 }
 
-struct Quiet;
-
-impl Tells for Quiet {
-    fn written(&self, _results: Vec<(Entry, Saved)>) {}
-    fn failed(&self, _error: &StoreError) {}
-    fn too_large(&self, _entry: &Entry, _error: &StoreError) {}
-}
-
 impl Bench {
     fn new() -> Self {
         let store = Arc::new(Noting::default());
@@ -79,7 +71,7 @@ impl Bench {
     /// Writes what is queued.
     fn write(&self) -> bool {
         let entries = self.queue.take(Duration::ZERO).unwrap();
-        write(&self.queue, &self.keeper, entries, &Quiet)
+        write(&self.queue, &self.keeper, entries, &|_| {})
     }
 
     fn written(&self) -> Vec<String> {
@@ -119,7 +111,7 @@ fn what_the_store_did_not_take_is_written_later_unless_there_is_something_newer(
     assert!(matches!(bench.queue.take_back(b"1"), Waiting::InFlight));
     bench.put(b"1", &one, state("b"));
     bench.put(b"2", &other, What::Release(None));
-    assert!(!write(&bench.queue, &bench.keeper, entries, &Quiet));
+    assert!(!write(&bench.queue, &bench.keeper, entries, &|_| {}));
     assert!(bench.queue.is_down());
     assert_eq!((bench.queue.oldest(), bench.queue.len()), (since, 2));
     *bench.store.is_down.lock() = false;
@@ -171,13 +163,13 @@ fn the_queue_is_bounded_and_writes_at_most_a_part_of_it_together() {
 fn the_thread_writes_what_is_left_when_it_is_stopped() {
     let bench = Bench::new();
     let one = bench.hold(b"1");
-    let writer = Writer::start(&bench.queue, &bench.keeper, Quiet).unwrap();
+    let writer = start_writer(&bench.queue, &bench.keeper, |_| {}).unwrap();
     bench.put(b"1", &one, state("a"));
     drop(writer);
     assert_eq!(bench.written(), ["m:1 save a"]);
     // Without the store it stops all the same.
     *bench.store.is_down.lock() = true;
-    let writer = Writer::start(&bench.queue, &bench.keeper, Quiet).unwrap();
+    let writer = start_writer(&bench.queue, &bench.keeper, |_| {}).unwrap();
     bench.put(b"1", &one, state("b"));
     drop(writer);
     assert_eq!(bench.written(), [""; 0]);
