@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gpu_rows::{Device, DeviceBuffer, DeviceError};
 use rows::{Buffer, NoMemory};
 
-use super::bytes::{Bytes, BytesMut, MemoryError};
+use super::fixed::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
 /// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.
@@ -29,16 +29,8 @@ pub struct Budget {
 /// Why a state cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    /// The budget does not allow it.
     #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use (max_state_bytes)")]
-    Budget {
-        /// What was asked for.
-        wanted: usize,
-        /// What is in use.
-        used: usize,
-        /// What may be in use.
-        limit: usize,
-    },
+    Budget { wanted: usize, used: usize, limit: usize },
     /// The system or the device has no more.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -51,12 +43,10 @@ impl From<NoMemory> for NoRoom {
 }
 
 impl Budget {
-    /// A budget of which nothing is used.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
-    /// Bytes in use.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -73,7 +63,6 @@ impl Budget {
     }
 }
 
-/// A part of a budget.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -81,7 +70,6 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes `bytes` bytes of the budget.
     pub fn new(budget: &Arc<Budget>, bytes: usize) -> Result<Self, NoRoom> {
         budget.take(bytes)?;
         Ok(Self { budget: budget.clone(), bytes })
@@ -121,11 +109,8 @@ pub struct Varying<T> {
 
 /// A row of a tensor that the sequences of a batch share.
 pub struct Shared<T> {
-    /// What the tensor belongs to.
     pub tensors: Arc<T>,
-    /// Which row.
     pub position: usize,
-    /// Bytes of the row.
     pub bytes: usize,
 }
 
@@ -200,6 +185,7 @@ impl<T> Varying<T> {
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        // Never less than before, because what is kept stays until `write` replaces it.
         self.charge.set(bytes.max(self.charge.bytes))?;
         self.make_room(bytes)
     }
@@ -271,6 +257,7 @@ impl Elements {
         match self {
             Self::Allocated { words, .. } if wanted < PAGES_FROM => {
                 let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
+                // Exact, because no more may be allocated than is paid for.
                 words.try_reserve_exact(more).map_err(|_| NoMemory { bytes: wanted })?;
                 words.resize(words.len() + more, 0);
             }
