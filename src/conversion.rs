@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::onnx::{external_files, numbers};
 use stateful_convert::report::{Report, StartsAt, State, Warning};
-use stateful_convert::verify::{Compared, Models, Source, VerifyError};
+use stateful_convert::verify::{Compared, Given, Models, Source, VerifyError, verify};
 use stateful_convert::{
     ConvertError, Converted, Hint, InputAxis, Options, WeightsError, with_small_weights_shown, with_weights,
 };
@@ -23,7 +23,7 @@ use stateful_convert::{
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
 use crate::onnx::{ModelSource, Nodes, Recurrence, without_weights};
-use crate::session::{Library, OpenError, Provider, Session, compare};
+use crate::session::{Library, OpenError, Provider, Session};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -302,7 +302,7 @@ fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Co
         converted: Source::Bytes(&converted.model),
         initial_states: converted.initial_states.as_deref().map(Source::Bytes),
     };
-    let compared = compare(library, &models, &converted.report);
+    let compared = verify(library.environment(), &models, &converted.report, &Given::default());
     compared.map_err(|why| ConversionError::Check { file: file.to_owned(), why })
 }
 

@@ -19,17 +19,14 @@ struct OnDevice {
 }
 
 impl Copier {
-    /// One for an instance on the host.
     pub const fn on_host() -> Self {
         Self(None)
     }
 
-    /// One that enqueues on a device.
     pub fn on_device(queue: Queue) -> Self {
         Self(Some(OnDevice { device: queue.device().clone(), queue: Arc::new(Mutex::new(queue)) }))
     }
 
-    /// The device, if there is one.
     pub fn device(&self) -> Option<&Arc<Device>> {
         self.0.as_ref().map(|on| &on.device)
     }

@@ -13,13 +13,12 @@ use gpu_rows::{OwnedStream, for_session};
 use ort::AsPointer;
 use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
-use ort::value::{Outlet, TensorElementType, ValueType};
+use ort::value::{Outlet, ValueType};
 use rows::tensor::DataType;
 
-use super::error::{OpenError, SessionError};
 use super::library::Library;
-use super::providers::{self, Refused};
-use super::value;
+use super::providers;
+use super::value::{self, OpenError, SessionError};
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::onnx::{ModelSource, Signature, TensorInfo};
 
@@ -62,11 +61,7 @@ impl Provider {
 
     fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), OpenError> {
         let Self::Gpu { stream, providers } = self else { return Ok(()) };
-        let device = stream.device().number();
-        providers::append(builder, stream, providers).map_err(|refused| match refused {
-            Refused::Provider(why) => OpenError::Provider { device, why },
-            Refused::Options(why) => OpenError::ProviderOptions { device, why },
-        })
+        providers::append(builder, stream, providers)
     }
 }
 
@@ -80,6 +75,7 @@ impl Session {
     ) -> Result<Self, OpenError> {
         let load = |why: String| OpenError::Load { path: source.to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
+        // Opening a session allocates on the GPU, which nothing may do while a graph is captured.
         let _no_capture = matches!(provider, Provider::Gpu { .. }).then(for_session);
         provider.append_to(&mut builder)?;
         let session = match source.bytes() {
@@ -90,30 +86,28 @@ impl Session {
         let signature = signature_of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
+        let read_on_host = match library.input_places.filter(|_| matches!(provider, Provider::Gpu { .. })) {
+            Some(places) => {
+                // SAFETY: the signature lists the inputs of this session in its order.
+                let read = unsafe { places.read_on_host(session.ptr(), signature.inputs.len()) }.map_err(load)?;
+                signature.inputs.iter().map(|input| input.name.clone()).zip(read).collect()
+            }
+            None => HashMap::new(),
+        };
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         // So that the last reference is that of `Self`, which drops it with its GPU as the current one.
         drop(session);
-        let mut session = Self {
+        Ok(Self {
             inner,
             signature,
             graph_description,
             metadata,
             run_options,
             beside_graphs: OnceLock::new(),
-            read_on_host: HashMap::new(),
+            read_on_host,
             options,
             provider,
-        };
-        session.read_on_host = session.find_read_on_host(library).map_err(load)?;
-        Ok(session)
-    }
-
-    fn find_read_on_host(&self, library: &Library) -> Result<HashMap<String, bool>, String> {
-        let inputs = &self.signature.inputs;
-        let Some(places) = library.input_places().filter(|_| self.is_on_gpu()) else { return Ok(HashMap::new()) };
-        // SAFETY: the signature lists the inputs of this session in its order.
-        let read = unsafe { places.read_on_host(self.as_ptr(), inputs.len()) }?;
-        Ok(inputs.iter().map(|input| input.name.clone()).zip(read).collect())
+        })
     }
 
     /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell: of all
@@ -137,7 +131,6 @@ impl Session {
         &self.metadata
     }
 
-    /// Options of each run; null for the defaults.
     pub(super) fn run_options(&self) -> *const ort::sys::OrtRunOptions {
         self.beside_graphs.get().unwrap_or(&self.run_options).as_ptr()
     }
@@ -147,7 +140,6 @@ impl Session {
         matches!(self.provider, Provider::Gpu { .. })
     }
 
-    /// Whether its runs can be CUDA graphs.
     pub(super) const fn has_graphs(&self) -> bool {
         matches!(&self.provider, Provider::Gpu { providers, .. } if providers.cuda_graph)
     }
@@ -236,10 +228,8 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     Ok(builder)
 }
 
-/// What a run has to do with CUDA graphs, in a session that may have some.
 #[derive(Clone, Copy)]
 enum GraphUse {
-    /// The session has none yet.
     NoneYet,
     /// The run is none, but its session has some.
     Beside,
@@ -340,6 +330,7 @@ impl TimeLimit {
             }
         };
         let ends_at = Instant::now() + limit;
+        // The thread of the run is inside ONNX Runtime, so another one has to end the run.
         let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
         Ok(Self { ends_at, stop, thread: Some(thread) })
     }
@@ -374,27 +365,8 @@ fn tensor_info(name: &str, value: &ValueType) -> Result<TensorInfo, OpenError> {
     let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
         return Err(unsupported(format!("{value}")));
     };
-    let data_type = data_type(*ty).ok_or_else(|| unsupported(format!("{ty}")))?;
+    let known = DataType::all().find(|&known| value::element_type(known) == *ty);
+    let data_type = known.ok_or_else(|| unsupported(format!("{ty}")))?;
     let symbols = dimension_symbols.iter().map(|symbol| symbol.to_string()).collect();
     Ok(TensorInfo { name, data_type, dims: shape.to_vec(), symbols })
-}
-
-fn data_type(element: TensorElementType) -> Option<DataType> {
-    Some(match element {
-        TensorElementType::Bool => DataType::Bool,
-        TensorElementType::Uint8 => DataType::Uint8,
-        TensorElementType::Uint16 => DataType::Uint16,
-        TensorElementType::Uint32 => DataType::Uint32,
-        TensorElementType::Uint64 => DataType::Uint64,
-        TensorElementType::Int8 => DataType::Int8,
-        TensorElementType::Int16 => DataType::Int16,
-        TensorElementType::Int32 => DataType::Int32,
-        TensorElementType::Int64 => DataType::Int64,
-        TensorElementType::Float16 => DataType::Fp16,
-        TensorElementType::Float32 => DataType::Fp32,
-        TensorElementType::Float64 => DataType::Fp64,
-        TensorElementType::Bfloat16 => DataType::Bf16,
-        TensorElementType::String => DataType::Bytes,
-        _ => return None,
-    })
 }

@@ -11,12 +11,10 @@ use rows::tensor::{DataType, Part, StorageType, element_count};
 
 use super::batch_tensor::{BatchTensor, check};
 use super::copier::{Copier, keep_alone};
-use super::error::SessionError;
 use super::open::Session;
-use super::value::Value;
+use super::value::{SessionError, Value};
 use crate::memory::{BytesMut, MemoryError, TensorMemory};
 
-/// An output.
 pub(super) struct Output {
     pub name: CString,
     pub tensor: BatchTensor,
@@ -37,7 +35,6 @@ pub(super) struct Output {
     pub strings: Strings,
 }
 
-/// A tensor of the caller's that an output was written to, on a device.
 pub(super) struct OutputGiven {
     pub address: u64,
     pub bytes: usize,
@@ -60,7 +57,6 @@ impl Output {
         self.tensor.value().map_err(|why| tensor_error(&self.name, why))
     }
 
-    /// Takes a tensor over that ONNX Runtime made.
     pub fn take(&self, value: *mut ort::sys::OrtValue) -> Option<Value> {
         // SAFETY: Run was passed null for this output, so it made the tensor and left it to us.
         if self.is_to_be_made { unsafe { Value::from_run(value) } } else { None }
@@ -97,7 +93,6 @@ impl Output {
     }
 }
 
-/// An error about a tensor.
 pub(super) fn tensor_error(name: &CString, why: String) -> SessionError {
     SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
 }

@@ -18,7 +18,7 @@ use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::{InputError, RequestError, RunError};
 use crate::memory::{PAGES_FROM, Shared};
 use crate::model::{Grown, StateMemory, VaryingSize};
-use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, Value};
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {
@@ -44,7 +44,7 @@ pub(super) struct VaryingStates {
 /// The states of a batch, put together.
 enum Input {
     Rows(BatchTensor),
-    Strings(StringTensor),
+    Strings(Value),
 }
 
 impl VaryingStates {
@@ -318,7 +318,7 @@ fn fill(
         if let Some(axis) = binding.inputs[state.input].batch_axis {
             dims[axis] = run_rows as i64;
         }
-        *input = Some(Input::Strings(StringTensor::new(contents.filter_map(elements).flatten(), &dims)?));
+        *input = Some(Input::Strings(Value::of_strings(contents.filter_map(elements).flatten(), &dims)?));
         return Ok(0);
     }
     if input.is_none() {
