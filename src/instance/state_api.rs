@@ -318,7 +318,7 @@ impl Instance {
     /// Gives the sequence of a row another state.
     fn write(&mut self, row: &mut Row, state: &SequenceState) -> Result<(), RequestError> {
         let Some(lease) = &mut row.state.lease else { return Ok(()) };
-        let written = self.store.write(lease.slot(), state);
+        let written = self.store.write(lease.slot(), state, None);
         if matches!(written, Err(WriteError::Copy(_))) {
             lease.spoil();
         }

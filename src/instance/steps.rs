@@ -156,7 +156,8 @@ impl Instance {
     pub(super) fn undo_steps(&mut self, row: &mut Row) {
         let Some(before) = row.take_before() else { return };
         let Some(lease) = &mut row.state.lease else { return };
-        let restored: Result<_, RequestError> = panic::catch_result(|| Ok(self.store.restore(lease.slot(), before)?));
+        let restored: Result<_, RequestError> =
+            panic::catch_result(|| Ok(self.store.write(lease.slot(), &before.state, before.charge)?));
         match restored {
             Ok(_) if lease.outcome() == Outcome::Lost => lease.undo(),
             Ok(_) => {}

@@ -20,7 +20,7 @@ impl Instance {
         let leases = self.sequences.admit(self.number, &[admission], |slot| self.store.drop(slot));
         for lease in leases {
             let mut lease = lease.map_err(|refusal| self.model.refusal(self.kind, refusal, key.id.clone()))?;
-            self.store.write(lease.slot(), &state)?;
+            self.store.write(lease.slot(), &state, None)?;
             let extras = std::mem::take(&mut extras);
             self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
             // If an error drops the lease before this, it leaves no sequence.
