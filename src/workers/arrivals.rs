@@ -103,7 +103,7 @@ impl Reader {
         if is_of_sequence {
             return None;
         }
-        Some(match self.expected.drains(request)? {
+        Some(match self.expected.state.drains(request)? {
             Ok(true) if self.has_store => Ok(()),
             Ok(true) => {
                 Err(conflict("'drain' saves all sequences in the model's 'state_store', but the model has none").into())
@@ -133,7 +133,7 @@ impl Reader {
             if let [control] = controls.as_slice() {
                 starts = control.id.as_ref().filter(|_| control.start).cloned();
             }
-            let asked = self.expected.asked(request)?;
+            let asked = self.expected.state.parameters(request)?;
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
                 if asked.resume && control.id.is_none() {
                     return Err(conflict("'resume' needs the id of the parked sequence").into());

@@ -199,7 +199,7 @@ impl Stored {
             Outcome::Advanced => {
                 let answer = self.kept_answer(of);
                 let lease = of.lease.as_ref()?;
-                match panic::catch_result(|| instance.saveable(lease, &answer)) {
+                match panic::catch_result(|| instance.saveable(lease.slot(), &answer)) {
                     Ok(saved) => saved.map(|state| unsaved(Vec::new(), Some(state))),
                     Err(error) => {
                         self.fail_unsaved(instance, of, lane, error);

@@ -1,18 +1,19 @@
-//! A check at load of what `growing_padding` promises: that rows with states of different lengths get the same from a
-//! run that they share, with padding, as from a run of their own.
+//! Runs without requests, at load: the warm-up, and the check of what `growing_padding` promises.
 //!
-//! The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or output
-//! may differ by the rounding of its type. Only one instance of a model has to check it.
+//! The check: rows with states of different lengths get the same from a run that they share, with padding, as from a run of
+//! their own. The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or
+//! output may differ by the rounding of its type. Only one instance of a model has to check it.
 
 use rows::copies;
-use rows::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
+use rows::tensor::{DataType, Gap, RowAt, StorageType, element_count};
 
-use super::gather::constant;
-use super::generated;
+use super::gather::{constant, lengths};
+use super::generated::{self, layout};
 use crate::binding::{
-    Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, RowValues, Source,
+    Binding, BoundControl, BoundInput, BoundState, Flag, Generated, GrowingAxis, Initial, InitialContent, InputAxis,
+    RowValues, Source,
 };
-use crate::error::{InputError, LoadError, RequestError, RunError};
+use crate::error::{LoadError, RequestError, RunError};
 use crate::memory::BytesMut;
 use crate::proof::{Answer, Scale, difference, is_float, random};
 use crate::session::{Copier, OpenError, Run, Step};
@@ -33,7 +34,6 @@ const PADDING: u8 = 0x3f;
 /// What one row has after a run: the values of each output that can be read.
 type Answers = Vec<Answer>;
 
-/// A row with random values.
 struct CheckedRow {
     state: RowState,
     /// Which row; its values follow from this.
@@ -53,6 +53,32 @@ impl HasState for CheckedRow {
     fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize> {
         usize::try_from(input_dims(&binding.inputs[input])[axis]).ok()
     }
+}
+
+/// Runs the step over `rows` rows of zeros, each the start of a sequence, so that what ONNX Runtime does once for each shape is
+/// done before the first client waits for it. Open dimensions are 1, but for the context's part.
+pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), RequestError> {
+    let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
+    store.load(&mut starts, rows)?;
+    let dims = |input: &BoundInput| -> Vec<i64> {
+        let context = if let Source::Request(request) = &input.source { request.context } else { None };
+        let open = |axis| 1 + context.filter(|of| of.axis == axis).map_or(0, |of| of.length as i64);
+        input.dims.iter().enumerate().map(|(axis, &dim)| if dim < 0 { open(axis) } else { dim }).collect()
+    };
+    let content = Content {
+        dims: &dims,
+        flags: &[Flag::Start, Flag::Ready],
+        generated: &|_, of| {
+            let past =
+                |of: GrowingAxis| binding.states[of.state].initial.dims.get(of.axis).map_or(0, |&dim| usize_of(dim));
+            let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
+            RowValues::new(of, binding, |_| 0, past, new, Gap::NONE)
+        },
+        elements: &|_, _, data_type, count| vec![0; count * data_type.byte_size().unwrap_or(1)],
+    };
+    fill(binding, rows, &content, step)?;
+    // A graph is bound to the thread that captures it, and Triton loads a model on another thread.
+    Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
 /// Refuses a model whose rows get other values when they share a run with padding. `most_rows`: of a run.
@@ -100,7 +126,6 @@ pub fn check_padding(
     found.map_or(Ok(()), |why| Err(refused(why)))
 }
 
-/// The dims of a row of a state whose padded axis has this length.
 fn dims_of(state: &BoundState, length: i64) -> Vec<i64> {
     let mut dims = state.initial.dims.clone();
     if let Some(axis) = state.padded_axis {
@@ -143,9 +168,21 @@ fn run_batch(
 ) -> Result<Vec<Answers>, RequestError> {
     let rows = batch.len();
     store.load(batch, rows)?;
-    for (index, input) in binding.inputs.iter().enumerate() {
-        fill(binding, index, input, batch, store, step)?;
-    }
+    let content = Content {
+        dims: &input_dims,
+        flags: &[Flag::Ready],
+        generated: &|position, of| {
+            let past = usize_of(batch[position].length);
+            let new = |added: InputAxis| usize_of(input_dims(&binding.inputs[added.input])[added.axis]);
+            RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
+        },
+        elements: &|position, index, data_type, count| {
+            let shared = binding.inputs[index].batch_axis.is_none();
+            let number = if shared { 0 } else { batch[position].number };
+            random(data_type, count, Scale::One, &[1, index, number])
+        },
+    };
+    fill(binding, rows, &content, step)?;
     step.run(Run { as_graph: false, ..store.run(batch, rows, &[]) })?;
     store.check(step, rows)?;
     let mut answers: Vec<(usize, Answers)> = Vec::new();
@@ -167,70 +204,77 @@ fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option
     Some(Initial { dims, content: InitialContent::Bytes(bytes) })
 }
 
-/// The dims of an input that requests carry: those that are open have a fixed number of elements.
+/// The dims of an input of the check: those that are open have a fixed number of elements.
 fn input_dims(input: &BoundInput) -> Vec<i64> {
     input.dims.iter().map(|&dim| if dim < 0 { OPEN } else { dim }).collect()
 }
 
-fn fill(
-    binding: &Binding,
-    index: usize,
-    input: &BoundInput,
-    batch: &[CheckedRow],
-    store: &StateStore,
-    step: &mut Step,
-) -> Result<(), RequestError> {
-    let rows = batch.len();
-    let mut dims = input_dims(input);
-    if let Some(axis) = input.batch_axis {
-        dims[axis] = 1;
-    }
-    let repeated = |bytes: &[u8]| bytes.repeat(element_count(&dims).unwrap_or(0));
-    let value = |row: &CheckedRow| match &input.source {
-        Source::Control(BoundControl::Flag { flag, no, yes }) => repeated(if *flag == Flag::Ready { yes } else { no }),
-        Source::Lengths { of } => {
-            let axis = match &binding.inputs[*of].source {
-                Source::Request(request) => request.ragged_axis.unwrap_or(0),
-                _ => 0,
-            };
-            let length = input_dims(&binding.inputs[*of])[axis];
-            repeated(&length.to_le_bytes()[..input.data_type.byte_size().unwrap_or(1)])
+fn usize_of(dim: i64) -> usize {
+    usize::try_from(dim).unwrap_or(0)
+}
+
+/// What the rows of a run without requests read.
+struct Content<'a> {
+    /// The dims of an input, of which none is open.
+    dims: &'a dyn Fn(&BoundInput) -> Vec<i64>,
+    flags: &'a [Flag],
+    generated: &'a dyn Fn(usize, &Generated) -> RowValues,
+    /// The elements of the row at a position, for the input of that number: of that type, and so many.
+    elements: &'a dyn Fn(usize, usize, DataType, usize) -> Vec<u8>,
+}
+
+/// Fills the inputs of a run over `rows` rows, except those of states.
+fn fill(binding: &Binding, rows: usize, content: &Content, step: &mut Step) -> Result<(), RequestError> {
+    for (index, input) in binding.inputs.iter().enumerate() {
+        let mut dims = (content.dims)(input);
+        if let Some(axis) = input.batch_axis {
+            dims[axis] = 1;
         }
+        let count = element_count(&dims).unwrap_or(0);
+        let element = match &input.source {
+            Source::State(_) => continue,
+            Source::Constant(bytes) => {
+                constant(step, index, input, bytes, rows)?;
+                continue;
+            }
+            // The model has a value of its own.
+            Source::Request(request) if request.optional => {
+                step.omit(index);
+                continue;
+            }
+            Source::Generated(of) => {
+                let values: Vec<_> = (0..rows).map(|position| (content.generated)(position, of)).collect();
+                generated::fill(step, index, input, of, &values)?;
+                continue;
+            }
+            Source::Lengths { of } => {
+                let measured = &binding.inputs[*of];
+                let Source::Request(request) = &measured.source else { continue };
+                let length = (content.dims)(measured)[request.ragged_axis.unwrap_or(0)];
+                lengths(step, index, input, rows, std::iter::repeat_n(usize_of(length), rows))?;
+                continue;
+            }
+            // ONNX Runtime allocates strings itself; those that are not set are empty.
+            _ if input.data_type == DataType::Bytes => {
+                step.set_strings(index, &dims, rows, std::iter::empty())?;
+                continue;
+            }
+            Source::Control(BoundControl::Flag { flag, no, yes }) => {
+                Some(if content.flags.contains(flag) { yes } else { no })
+            }
+            Source::Request(_) | Source::Control(BoundControl::CorrelationId(_)) => None,
+        };
+        let layout = layout(input, &dims)?;
         // Without a batch axis, the rows share the value.
-        _ => {
-            let number = if input.batch_axis.is_some() { row.number } else { 0 };
-            random(input.data_type, element_count(&dims).unwrap_or(0), Scale::One, &[1, index, number])
+        let rows = if input.batch_axis.is_some() { rows } else { 1 };
+        let buffer = step.input(index, &dims, rows)?;
+        for position in 0..rows {
+            let elements = match element {
+                Some(element) => element.repeat(count),
+                None => (content.elements)(position, index, input.data_type, count),
+            };
+            copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, &elements, buffer);
         }
-    };
-    match &input.source {
-        Source::State(_) => return Ok(()),
-        Source::Constant(bytes) => return constant(step, index, input, bytes, rows),
-        Source::Request(request) if request.optional => {
-            step.omit(index);
-            return Ok(());
-        }
-        Source::Generated(of) => {
-            let values = batch.iter().enumerate().map(|(position, row)| {
-                let past = usize::try_from(row.length).unwrap_or(0);
-                let new = |added: InputAxis| {
-                    usize::try_from(input_dims(&binding.inputs[added.input])[added.axis]).unwrap_or(0)
-                };
-                RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
-            });
-            return generated::fill(step, index, input, of, &values.collect::<Vec<_>>());
-        }
-        _ if input.data_type == DataType::Bytes => {
-            return Ok(step.set_strings(index, &dims, rows, std::iter::empty())?);
-        }
-        Source::Request(_) | Source::Lengths { .. } | Source::Control(_) => {}
-    }
-    let shape = || InputError::Shape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() };
-    let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(shape)?;
-    let values: Vec<_> = batch.iter().map(value).collect();
-    let rows = if input.batch_axis.is_some() { rows } else { 1 };
-    let buffer = step.input(index, &dims, rows)?;
-    for (position, value) in values.iter().enumerate().take(rows) {
-        copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, value, buffer);
     }
     Ok(())
 }
