@@ -29,15 +29,6 @@ pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result
     if let Some(counted) = &mut row.counted {
         counted.shared_values = values;
     }
-    check(binding, row)
-}
-
-/// What a row has in the generated inputs that the whole batch shares.
-pub fn shared_values(row: &Row) -> &[RowValues] {
-    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
-}
-
-fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
     for (input, generated) in binding.generated() {
         let RowValues::Numbers { first, count } = row_values(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
@@ -48,6 +39,11 @@ fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
         }
     }
     Ok(())
+}
+
+/// What a row has in the generated inputs that the whole batch shares.
+pub fn shared_values(row: &Row) -> &[RowValues] {
+    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
 }
 
 /// What the counters of a row's sequence have if its inference counts.

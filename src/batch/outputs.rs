@@ -84,8 +84,8 @@ struct Together {
     how: Option<Gathered>,
     /// Elements along the axis of [`Gathered::Joined`], of all steps.
     length: i64,
-    /// The bytes of each further step and its elements along that axis, if they interleave.
-    others: Vec<(Vec<u8>, i64)>,
+    /// The bytes of each further step, if they interleave.
+    others: Vec<Vec<u8>>,
 }
 
 impl Gathering {
@@ -150,15 +150,14 @@ impl Together {
             let (first, later) = (Dims(&self.first.dims).to_string(), Dims(&output.dims).to_string());
             return Err(RunError::UnequalSteps { name, first, later }.into());
         }
-        let length = axis.map_or(0, |axis| output.dims[axis]);
-        self.length += length;
+        self.length += axis.map_or(0, |axis| output.dims[axis]);
         if self.outer() <= 1 {
             // The steps follow one another, so there is nothing to put between them.
             let bytes = output.bytes.len();
             self.first.bytes.try_reserve(bytes).map_err(|_| NoMemory { bytes })?;
             self.first.bytes.extend_from_slice(&output.bytes);
         } else {
-            self.others.push((output.bytes, length));
+            self.others.push(output.bytes);
         }
         Ok(())
     }
@@ -197,7 +196,7 @@ impl Together {
                 (0..outer).map(|piece| piece * each..(piece + 1) * each).collect()
             }
         };
-        let steps: Vec<_> = std::iter::once(first).chain(self.others.iter().map(|(bytes, _)| bytes)).collect();
+        let steps: Vec<_> = std::iter::once(first).chain(&self.others).collect();
         let cut: Vec<Vec<_>> = steps.iter().map(|bytes| pieces(bytes)).collect();
         let mut bytes = reserve(steps.iter().map(|bytes| bytes.len()).sum())?;
         // Row-major: the pieces of all steps for one index in front of the axis, before those for the next index.

@@ -26,7 +26,6 @@ pub struct Answers<'a> {
     step: &'a Step,
     /// None for those that stay where they are.
     pub(super) outputs: Vec<Option<OutputRows<'a>>>,
-    rows: usize,
 }
 
 impl<'a> Answers<'a> {
@@ -47,7 +46,7 @@ impl<'a> Answers<'a> {
                 output => output.map(Some),
             }
         });
-        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()?, rows })
+        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()? })
     }
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
@@ -133,7 +132,7 @@ impl<'a> Answers<'a> {
         }
         let mut dims = SmallVec::from_slice(&answer.dims);
         dims[axis] = length as i64;
-        Ok((dims, layout.window(RowAt { position, rows: self.rows }, 0..length)))
+        Ok((dims, layout.window(RowAt { position, rows: answer.rows }, 0..length)))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.

@@ -144,12 +144,9 @@ impl Instance {
         self.hold(row, extras)?;
         if row.state.start && asked.discards {
             // The sequence begins with the state that the run reads, so this is kept first.
-            let state = self.first_state(given, contexts);
-            self.write(row, &state)?;
-            (given, row.state.start, asked.progress.began) = (Vec::new(), false, true);
-            if let Some(extras) = row.extras.take() {
-                self.sequences.change_extras(slot, |kept| std::mem::replace(kept, *extras));
-            }
+            let extras = row.extras.take().map(|extras| *extras);
+            self.apply(row, slot, Change { given: std::mem::take(&mut given), contexts, extras })?;
+            (row.state.start, asked.progress.began) = (false, true);
         } else {
             if !row.state.start && !given.is_empty() {
                 // The run reads the states that are not given from the slot.

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_rows::{OwnedStream, for_session};
@@ -168,8 +168,7 @@ impl Session {
 
     /// Options of a run that logs no error if it fails.
     pub(super) fn quiet_options(&self) -> Result<RunOptions, SessionError> {
-        let options = RunOptions::new(&self.options, &self.provider, GraphUse::Beside);
-        options.and_then(RunOptions::quiet).map_err(SessionError::Run)
+        RunOptions::new(&self.options, &self.provider, GraphUse::BesideQuietly).map_err(SessionError::Run)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
@@ -233,6 +232,8 @@ enum GraphUse {
     NoneYet,
     /// The run is none, but its session has some.
     Beside,
+    /// As before, and ONNX Runtime logs only fatal errors of the run.
+    BesideQuietly,
     /// The run is captured or replayed under this number.
     Number(i32),
 }
@@ -240,8 +241,8 @@ enum GraphUse {
 /// Options of runs; null for the defaults.
 pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
-// SAFETY: `new` and `quiet` write the object before it is shared. From then on only the flag that ends runs changes, which
-// ONNX Runtime lets any thread set during runs.
+// SAFETY: `new` writes the object before it is shared. From then on only the flag that ends runs changes, which ONNX
+// Runtime lets any thread set during runs.
 unsafe impl Send for RunOptions {}
 // SAFETY: as above.
 unsafe impl Sync for RunOptions {}
@@ -264,8 +265,9 @@ impl RunOptions {
                 entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
             }
         }
+        let is_quiet = matches!(graphs, GraphUse::BesideQuietly);
         let mut made = Self(ptr::null_mut());
-        if entries.is_empty() {
+        if entries.is_empty() && !is_quiet {
             return Ok(made);
         }
         // SAFETY: plain creation of an object that `made` owns; the texts live during the calls.
@@ -275,21 +277,12 @@ impl RunOptions {
                 let value = CString::new(value).map_err(|error| error.to_string())?;
                 value::check((ort::api().AddRunConfigEntry)(made.0, name.as_ptr(), value.as_ptr()))?;
             }
+            if is_quiet {
+                const FATAL: i32 = 4;
+                value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(made.0, FATAL))?;
+            }
         }
         Ok(made)
-    }
-
-    /// The same options. ONNX Runtime then logs fatal errors only.
-    fn quiet(mut self) -> Result<Self, String> {
-        const FATAL: i32 = 4;
-        // SAFETY: creation of an object that `self` owns, if it has none, and a change of it before any run reads it.
-        unsafe {
-            if self.0.is_null() {
-                value::check((ort::api().CreateRunOptions)(&mut self.0))?;
-            }
-            value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(self.0, FATAL))?;
-        }
-        Ok(self)
     }
 
     /// Ends the runs with these options, also later ones, with an error. Without effect on default options.
@@ -308,7 +301,7 @@ impl RunOptions {
 impl Drop for RunOptions {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made in `new` or `quiet`, released once.
+            // SAFETY: made in `new`, released once.
             unsafe { (ort::api().ReleaseRunOptions)(self.0) }
         }
     }
@@ -317,8 +310,8 @@ impl Drop for RunOptions {
 /// Ends the runs of a step once the time has passed, unless it is dropped first.
 pub struct TimeLimit {
     ends_at: Instant,
-    stop: mpsc::Sender<()>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread ends when this is dropped.
+    _stop: mpsc::Sender<()>,
 }
 
 impl TimeLimit {
@@ -331,21 +324,13 @@ impl TimeLimit {
         };
         let ends_at = Instant::now() + limit;
         // The thread of the run is inside ONNX Runtime, so another one has to end the run.
-        let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
-        Ok(Self { ends_at, stop, thread: Some(thread) })
+        thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
+        Ok(Self { ends_at, _stop: stop })
     }
 
     /// Whether runs fail because of it.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
-    }
-}
-
-impl Drop for TimeLimit {
-    fn drop(&mut self) {
-        // It has ended if the time has passed. It doesn't panic.
-        let _ = self.stop.send(());
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

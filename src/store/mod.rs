@@ -31,7 +31,7 @@ use crate::binding::{Binding, BoundContext, NewLength};
 use crate::error::{RequestError, RunError};
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
-use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
+use crate::session::{Copier, Given, Overlay, Run, Step};
 use buffers::BatchBuffers;
 pub use row::{Contexts, HasState, OutputRows, RowState, Saved, SequenceState, WriteError};
 use row::{StateContent, StateRow};
@@ -152,19 +152,14 @@ impl StateStore {
         Run { rows, inputs, outputs, overlays, as_graph: true }
     }
 
-    /// An output of the last run, which must have succeeded.
-    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RunError> {
-        let is_fixed = |number: &usize| self.binding.states[*number].output == index;
-        let number = (0..self.binding.states.len()).find(is_fixed);
-        Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
-    }
-
     /// An output of the last run over `rows` rows, which must have succeeded, taken apart into rows.
     pub fn output_rows<'a>(&'a self, step: &'a Step, index: usize, rows: usize) -> Result<OutputRows<'a>, RunError> {
-        let output = OutputRows::new(&self.binding, index, self.output(step, index)?, rows)?;
-        let state = self.binding.states.iter().find(|state| state.output == index);
+        let state = self.binding.states.iter().enumerate().find(|(_, state)| state.output == index);
+        // A state of fixed size was written to a batch buffer, which is not the step's.
+        let written = state.and_then(|(number, _)| self.buffers.written(number));
+        let output = OutputRows::new(&self.binding, index, step.output(index, written)?, rows)?;
         Ok(match state {
-            Some(state) => self.varying.without_padding(state, output),
+            Some((_, state)) => self.varying.without_padding(state, output),
             None => output,
         })
     }

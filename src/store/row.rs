@@ -221,7 +221,7 @@ pub struct OutputRows<'a> {
     pub dims: Vec<i64>,
     pub rows: usize,
     /// The axis along which rows have padding, and that of each row; empty if no row has any.
-    padding: (usize, &'a [Gap]),
+    pub padding: (usize, &'a [Gap]),
 }
 
 impl<'a> OutputRows<'a> {
@@ -242,11 +242,6 @@ impl<'a> OutputRows<'a> {
             dims[axis] = 1;
         }
         Ok(Self { index, bound, view, layout, dims, rows, padding: (0, &[]) })
-    }
-
-    /// The output of a state whose rows had this padding along `axis` in the run.
-    pub(super) fn padded(self, axis: usize, gaps: &'a [Gap]) -> Self {
-        Self { padding: (axis, gaps), ..self }
     }
 
     /// The row at `position`, without its padding. An output without a batch axis is every row's.

@@ -203,11 +203,11 @@ impl VaryingStates {
     }
 
     /// The output of a state, whose rows have the padding that they had in the run.
-    pub fn without_padding<'a>(&'a self, state: &BoundState, output: OutputRows<'a>) -> OutputRows<'a> {
-        match state.padded_axis {
-            Some(axis) => output.padded(axis, &self.gaps),
-            None => output,
+    pub fn without_padding<'a>(&'a self, state: &BoundState, mut output: OutputRows<'a>) -> OutputRows<'a> {
+        if let Some(axis) = state.padded_axis {
+            output.padding = (axis, &self.gaps);
         }
+        output
     }
 
     /// Whether the new states of a batch over `run_rows` rows may stay in the tensors that the run made.
