@@ -114,12 +114,6 @@ pub struct Shared<T> {
     pub bytes: usize,
 }
 
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        Self { tensors: self.tensors.clone(), position: self.position, bytes: self.bytes }
-    }
-}
-
 impl<T> Varying<T> {
     /// One without elements, which are to be kept on the device if there is one.
     pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {

@@ -87,18 +87,18 @@ impl VaryingStates {
     }
 
     /// The tensors of a batch of exactly these rows, in which all have their growing states; and at which positions.
-    pub fn common<R: HasState>(
+    pub fn common<'a, R: HasState>(
         &self,
         batch: &[R],
-        held: &[Option<StateMemory>],
+        held: &'a [Option<StateMemory>],
         run_rows: usize,
     ) -> Option<(Arc<Grown>, Vec<usize>)> {
         if !self.may_stay || batch.len() != run_rows {
             return None;
         }
-        let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
+        let shared = |(row, memory): (&R, &'a Option<StateMemory>)| {
             row.state().slot_in_place()?;
-            memory.as_ref()?.varying.first()?.shared().cloned()
+            memory.as_ref()?.varying.first()?.shared()
         };
         let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
         let grown = rows.first()?.tensors.clone();
@@ -116,7 +116,8 @@ impl VaryingStates {
     pub fn copy_out(&mut self, memory: &mut StateMemory) -> Result<usize, RunError> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
-            let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
+            let shared = varying.shared().map(|at| (at.tensors.clone(), at.position));
+            let Some((tensors, position)) = shared else { continue };
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let (state, at) = (&self.binding.states[*number], RowAt { position, rows: tensors.rows });
             let row = state.row(tensor.dims(), tensors.gap(position), at);
