@@ -194,7 +194,7 @@ fn own_states(
 ) -> Result<Vec<StatePair>, ConversionError> {
     let model = file.to_owned().into();
     let original = Session::open(library, &model, &partial.session, Provider::Cpu)?;
-    Ok(own_pairs(partial, &model, original.signature(), original.graph_description(), settings)?)
+    Ok(own_pairs(partial, &model, &original.signature, original.graph_description.as_deref(), settings)?)
 }
 
 fn convert(

@@ -18,10 +18,7 @@ use crate::triton::{HeldElements, Input, ParameterValue, Request, Response, echo
 type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
 
 const PARAMETERS: [(&str, Read); 11] = [
-    ("clone_of", |asked, _, name, value| {
-        asked.clone_of = Some(sequence(name, value)?);
-        Ok(())
-    }),
+    ("clone_of", |asked, _, name, value| sequence(name, value).map(|id| asked.clone_of = Some(id))),
     ("commit", |asked, _, name, value| flag(name, value).map(|commits| asked.discards = !commits)),
     ("delete", |asked, _, name, value| flag(name, value).map(|deletes| asked.delete = deletes)),
     // Without START and id, `StateReader::drains` reads it.
@@ -39,12 +36,10 @@ const PARAMETERS: [(&str, Read); 11] = [
     }),
     ("resume", |asked, _, name, value| flag(name, value).map(|resumes| asked.resume = resumes)),
     ("sequence_left", |asked, _, name, value| {
-        asked.left = Some(number(name, value, "a number of elements, 0 or more, is expected")?);
-        Ok(())
+        number(name, value, "a number of elements, 0 or more, is expected").map(|left| asked.left = Some(left))
     }),
     ("sequence_step", |asked, _, name, value| {
-        asked.step = Some(number(name, value, "a number of steps, 0 or more, is expected")?);
-        Ok(())
+        number(name, value, "a number of steps, 0 or more, is expected").map(|step| asked.step = Some(step))
     }),
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];

@@ -34,9 +34,9 @@ use crate::triton::{self, Request, Response, Times, monotonic_ns};
 pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
-    sequences: Arc<LiveSequences>,
+    pub sequences: Arc<LiveSequences>,
     kind: InstanceKind,
-    number: u32,
+    pub number: u32,
     expected: Expected,
     grouping: Grouping,
     isolation: Isolation,
@@ -189,14 +189,6 @@ impl Instance {
     /// A turn that the clock gives: ends the sequences that are over. Returns when to come again.
     pub fn tick(&mut self) -> Instant {
         self.sequences.tick(self.number, |slot| self.store.drop(slot))
-    }
-
-    pub const fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub const fn sequences(&self) -> &Arc<LiveSequences> {
-        &self.sequences
     }
 
     /// Decode: requests become rows.

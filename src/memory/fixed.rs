@@ -54,13 +54,6 @@ impl<'a> Bytes<'a> {
 }
 
 impl<'a> BytesMut<'a> {
-    pub const fn byte_len(&self) -> usize {
-        match self {
-            Self::Host(bytes) => bytes.len(),
-            Self::Device(span) => span.byte_len(),
-        }
-    }
-
     /// The bytes as a slice. Panics if they are on a device.
     pub fn host(self) -> &'a mut [u8] {
         match self {

@@ -74,9 +74,9 @@ impl Prepared {
         // Completion changes `partial`, and a second completion begins with what the user wrote.
         let written = partial.clone();
         let onnx = OnnxModel {
-            signature: session.signature(),
-            description: session.graph_description(),
-            metadata: session.metadata(),
+            signature: &session.signature,
+            description: session.graph_description.as_deref(),
+            metadata: &session.metadata,
         };
         let mut prepared = Self::from_onnx(partial, onnx, model, repository, settings)?;
         if prepared.config.max_rows_per_run <= 1 {
@@ -242,7 +242,7 @@ impl Prepared {
             return Ok(None);
         };
         let session = Arc::new(Session::open(library, &source, &self.config.session, Provider::Cpu)?);
-        let bound = InitialModel::new(&self.binding, session.signature())?;
+        let bound = InitialModel::new(&self.binding, &session.signature)?;
         if !bound.inputs.is_empty() {
             self.binding.check_initial_model(&label)?;
             self.binding.set_initial_from_model(&bound);

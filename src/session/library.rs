@@ -56,8 +56,10 @@ pub enum LibraryError {
 /// The loaded library with its environment, shared by all models of the process.
 pub struct Library {
     environment: Environment,
-    path: PathBuf,
-    version: String,
+    /// The file that was loaded.
+    pub path: PathBuf,
+    /// Such as `1.31.1`.
+    pub version: String,
     pub(super) input_places: Option<InputPlaces>,
 }
 
@@ -81,11 +83,6 @@ impl Library {
         LIBRARY.lock().clone()
     }
 
-    /// The file that was loaded.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// What the library says about its own build.
     pub fn build_info(&self) -> &'static str {
         ort::info()
@@ -94,11 +91,6 @@ impl Library {
     /// Whether it tells which inputs of a session it reads on the host; ONNX Runtime 1.23 brought that.
     pub const fn tells_read_on_host(&self) -> bool {
         self.input_places.is_some()
-    }
-
-    /// The version, such as `1.31.1`.
-    pub fn version(&self) -> &str {
-        &self.version
     }
 
     pub(crate) fn environment(&self) -> &Environment {

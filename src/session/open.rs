@@ -25,9 +25,12 @@ use crate::onnx::{ModelSource, Signature, TensorInfo};
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
 pub struct Session {
     inner: ManuallyDrop<Arc<SharedSessionInner>>,
-    signature: Signature,
-    graph_description: Option<String>,
-    metadata: BTreeMap<String, String>,
+    /// The model's inputs and outputs.
+    pub signature: Signature,
+    /// The description in the model's graph.
+    pub graph_description: Option<String>,
+    /// The model's metadata.
+    pub metadata: BTreeMap<String, String>,
     run_options: RunOptions,
     /// Options of runs beside graphs, once there is one.
     beside_graphs: OnceLock<RunOptions>,
@@ -114,21 +117,6 @@ impl Session {
     /// before 1.23, and of initializers that are inputs, too.
     pub fn reads_on_host(&self, input: &str) -> Option<bool> {
         self.read_on_host.get(input).copied()
-    }
-
-    /// The model's inputs and outputs.
-    pub const fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    /// The description in the model's graph.
-    pub fn graph_description(&self) -> Option<&str> {
-        self.graph_description.as_deref()
-    }
-
-    /// The model's metadata.
-    pub const fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
     }
 
     pub(super) fn run_options(&self) -> *const ort::sys::OrtRunOptions {

@@ -100,7 +100,8 @@ pub(super) fn tensor_error(name: &CString, why: String) -> SessionError {
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {
     pub(super) value: Arc<Value>,
-    pub(super) dims: Vec<i64>,
+    /// With the number of rows.
+    pub dims: Vec<i64>,
     /// Of its elements; none for strings.
     pub(super) bytes: usize,
     pub(super) is_on_device: bool,
@@ -109,11 +110,6 @@ pub struct MadeTensor {
 }
 
 impl MadeTensor {
-    /// Dimensions, the number of rows among them.
-    pub fn dims(&self) -> &[i64] {
-        &self.dims
-    }
-
     /// Copies a part out, such as a row, to be stored; from a device to the host too, after a wait. What is copied on a
     /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) -> Result<(), SessionError> {

@@ -116,13 +116,13 @@ impl VaryingStates {
     pub fn copy_out(&mut self, memory: &mut StateMemory) -> Result<usize, RunError> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
-            let shared = varying.shared().map(|at| (at.tensors.clone(), at.position));
-            let Some((tensors, position)) = shared else { continue };
+            let shared = varying.shared().map(|at| (at.tensors.clone(), at.position, at.bytes));
+            let Some((tensors, position, bytes)) = shared else { continue };
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let (state, at) = (&self.binding.states[*number], RowAt { position, rows: tensors.rows });
-            let row = state.row(tensor.dims(), tensors.gap(position), at);
+            let row = state.row(&tensor.dims, tensors.gap(position), at);
             let (Some((row, _)), Some(room)) = (row, varying.room_for_shared()?) else { continue };
-            copied += room.byte_len();
+            copied += bytes;
             tensor.take(&self.copier, &row, room, StorageType::Exact)?;
             varying.forget_shared();
         }
@@ -227,7 +227,7 @@ impl VaryingStates {
             let Some(memory) = memory else { continue };
             for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
                 let state = &self.binding.states[number];
-                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims().to_vec()) else {
+                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims.clone()) else {
                     continue;
                 };
                 if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {

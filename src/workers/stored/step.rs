@@ -299,7 +299,7 @@ impl Stored {
     fn fail_unsaved(&self, instance: &Instance, of: &mut Answered, lane: u32, error: RequestError) {
         self.forget([lane]);
         if of.answer.as_ref().is_some_and(|answer| !answer.is_error()) {
-            instance.sequences().metrics.count_failed(error.reason());
+            instance.sequences.metrics.count_failed(error.reason());
             of.request.fail_instead(&mut of.answer, error.into());
         }
         Self::let_go(of);
