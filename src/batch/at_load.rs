@@ -96,15 +96,16 @@ pub fn check_padding(
     let element_bytes = padding.bytes(&with_length(1).collect::<Vec<_>>()).max(1);
     let longest = LONGEST.min(i64::try_from(MOST_BYTES / element_bytes).unwrap_or(LONGEST));
     let at_start = padding.length(&at_start);
+    let mut runs = Runs { binding, store, step, copier };
     let mut compare = |[first, second]: [i64; 2]| -> Result<Option<String>, RequestError> {
         let lengths: Vec<i64> = [first, second].into_iter().chain(at_start).take(most_rows).collect();
         // Only the first lengths must run, so the errors of longer ones are not logged.
-        step.set_quiet(first != LENGTHS[0])?;
-        store.set_padding(PADDING);
-        let together = run(binding, &lengths, 0, store, step, copier);
-        store.set_padding(0);
+        runs.step.set_quiet(first != LENGTHS[0])?;
+        runs.store.set_padding(PADDING);
+        let together = runs.run(&lengths, 0);
+        runs.store.set_padding(0);
         for ((number, &length), shared) in lengths.iter().enumerate().zip(together?) {
-            let alone = run(binding, &[length], number, store, step, copier)?.pop().unwrap_or_default();
+            let alone = runs.run(&[length], number)?.pop().unwrap_or_default();
             if let Some(why) = difference(&alone, &shared, 1.0) {
                 let gets = "elements gets other values if it shares a run with one of";
                 return Ok(Some(format!("a sequence with states of {length} {gets} {first}: {why}")));
@@ -122,7 +123,7 @@ pub fn check_padding(
     }
     // The model may have a longest length, such as a table of positions.
     let found = compare([longest, longest / 2 + 1]).ok().flatten();
-    step.set_quiet(false).map_err(OpenError::from)?;
+    runs.step.set_quiet(false).map_err(OpenError::from)?;
     found.map_or(Ok(()), |why| Err(refused(why)))
 }
 
@@ -138,60 +139,60 @@ fn beside(binding: &Binding) -> impl Iterator<Item = &BoundState> {
     binding.states.iter().filter(|state| !state.is_in_slot())
 }
 
-/// Runs rows with states of these lengths. `first` is the number of the first row.
-fn run(
-    binding: &Binding,
-    lengths: &[i64],
-    first: usize,
-    store: &mut StateStore,
-    step: &mut Step,
-    copier: &Copier,
-) -> Result<Vec<Answers>, RequestError> {
-    let row = |(number, &length): (usize, &i64)| {
-        let given = binding.states.iter().enumerate().map(|(index, state)| given(state, index, number, length));
-        let state = RowState { given: given.collect(), ..RowState::default() };
-        CheckedRow { state, number, length }
-    };
-    let mut batch: Vec<_> = (first..).zip(lengths).map(row).collect();
-    let done = run_batch(binding, &mut batch, store, step);
-    copier.synchronise()?;
-    store.release();
-    step.give_back();
-    done
+/// What the runs of the check need.
+struct Runs<'a> {
+    binding: &'a Binding,
+    store: &'a mut StateStore,
+    step: &'a mut Step,
+    copier: &'a Copier,
 }
 
-fn run_batch(
-    binding: &Binding,
-    batch: &mut [CheckedRow],
-    store: &mut StateStore,
-    step: &mut Step,
-) -> Result<Vec<Answers>, RequestError> {
-    let rows = batch.len();
-    store.load(batch, rows)?;
-    let content = Content {
-        dims: &input_dims,
-        flags: &[Flag::Ready],
-        generated: &|position, of| {
-            let past = usize_of(batch[position].length);
-            let new = |added: InputAxis| usize_of(input_dims(&binding.inputs[added.input])[added.axis]);
-            RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
-        },
-        elements: &|position, index, data_type, count| {
-            let shared = binding.inputs[index].batch_axis.is_none();
-            let number = if shared { 0 } else { batch[position].number };
-            random(data_type, count, Scale::One, &[1, index, number])
-        },
-    };
-    fill(binding, rows, &content, step)?;
-    step.run(Run { as_graph: false, ..store.run(batch, rows, &[]) })?;
-    store.check(step, rows)?;
-    let mut answers: Vec<(usize, Answers)> = Vec::new();
-    for (position, row) in batch.iter().enumerate() {
-        answers.push((row.number, read(binding, position, rows, store, step)?));
+impl Runs<'_> {
+    /// Runs rows with states of these lengths. `first` is the number of the first row.
+    fn run(&mut self, lengths: &[i64], first: usize) -> Result<Vec<Answers>, RequestError> {
+        let row = |(number, &length): (usize, &i64)| {
+            let given =
+                self.binding.states.iter().enumerate().map(|(index, state)| given(state, index, number, length));
+            let state = RowState { given: given.collect(), ..RowState::default() };
+            CheckedRow { state, number, length }
+        };
+        let mut batch: Vec<_> = (first..).zip(lengths).map(row).collect();
+        let done = self.run_batch(&mut batch);
+        self.copier.synchronise()?;
+        self.store.release();
+        self.step.give_back();
+        done
     }
-    // `load` may have put the rows in another order.
-    answers.sort_by_key(|(number, _)| *number);
-    Ok(answers.into_iter().map(|(_, answers)| answers).collect())
+
+    fn run_batch(&mut self, batch: &mut [CheckedRow]) -> Result<Vec<Answers>, RequestError> {
+        let Self { binding, store, step, .. } = self;
+        let rows = batch.len();
+        store.load(batch, rows)?;
+        let content = Content {
+            dims: &input_dims,
+            flags: &[Flag::Ready],
+            generated: &|position, of| {
+                let past = usize_of(batch[position].length);
+                let new = |added: InputAxis| usize_of(input_dims(&binding.inputs[added.input])[added.axis]);
+                RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
+            },
+            elements: &|position, index, data_type, count| {
+                let shared = binding.inputs[index].batch_axis.is_none();
+                let number = if shared { 0 } else { batch[position].number };
+                random(data_type, count, Scale::One, &[1, index, number])
+            },
+        };
+        fill(binding, rows, &content, step)?;
+        step.run(Run { as_graph: false, ..store.run(batch, rows, &[]) })?;
+        store.check(step, rows)?;
+        let mut answers: Vec<(usize, Answers)> = Vec::new();
+        for (position, row) in batch.iter().enumerate() {
+            answers.push((row.number, read(binding, position, rows, store, step)?));
+        }
+        // `load` may have put the rows in another order.
+        answers.sort_by_key(|(number, _)| *number);
+        Ok(answers.into_iter().map(|(_, answers)| answers).collect())
+    }
 }
 
 /// The value of a state of a row; `None` for that with which sequences start.

@@ -239,7 +239,6 @@ pub(super) fn lengths(
     Ok(())
 }
 
-/// Fills an input that is always the same.
 pub(super) fn constant(
     step: &mut Step,
     index: usize,

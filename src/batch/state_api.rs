@@ -1,5 +1,6 @@
 //! What a request asks of the State API: its parameters and tensors, read and checked.
 
+use std::borrow::Cow;
 use std::ffi::CString;
 
 use rows::reserve;
@@ -240,14 +241,13 @@ impl StateAnswer<'_> {
             let dims = tensor.tensor_dims(bound, &value.dims);
             let bytes = snapshot::value_bytes(bound.data_type, value);
             let memory = response.output(&tensor.c_name, bound.data_type, &dims, bytes)?;
-            let written;
+            // A state may be large, so its elements are copied only if they are not in this form yet.
             let elements = match &value.content {
-                InitialContent::Bytes(elements) => elements,
+                InitialContent::Bytes(elements) => Cow::Borrowed(elements),
                 _ => {
-                    let mut bytes = reserve(bytes)?;
-                    snapshot::append(&mut bytes, bound.data_type, value);
-                    written = bytes;
-                    &written
+                    let mut written = reserve(bytes)?;
+                    snapshot::append(&mut written, bound.data_type, value);
+                    Cow::Owned(written)
                 }
             };
             deliver(&tensor.name, memory, std::iter::once(elements.as_slice()))?;

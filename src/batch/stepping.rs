@@ -82,7 +82,6 @@ impl Row {
         self.is_under_way() && self.deadline.is_some_and(|deadline| deadline <= now())
     }
 
-    /// A response for the outputs of its next step.
     pub fn step_response(&self, binding: &Binding) -> Result<Response, triton::Error> {
         let is_gathered = self.course.is_some() && !binding.answers_each_step;
         if is_gathered { Ok(Response::of_step()) } else { self.response() }

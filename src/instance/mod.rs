@@ -60,7 +60,7 @@ impl Instance {
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.queues.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
-        let copier = queue.map_or(Copier::on_host(), Copier::on_device);
+        let copier = queue.map_or(Copier::default(), Copier::on_device);
         let mut step = Step::new(session, &spec, copier.clone())?;
         let limits = StoreLimits {
             most_rows: model.config.most_rows(),
@@ -412,7 +412,6 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes the responses of a batch that ran over `rows` rows.
     fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Filled>, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
         let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response(&self.model.binding)?)).collect();

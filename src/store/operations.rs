@@ -162,7 +162,6 @@ fn kept_bytes(state: &BoundState, value: &Initial) -> usize {
     state.layout(&value.dims).map_or(0, |layout| state.kept_bytes(layout))
 }
 
-/// The elements of a value of strings.
 fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
     let strings = if let InitialContent::Strings(strings) = &value.content { Some(strings) } else { None };
     let empty = if strings.is_some() { 0 } else { element_count(&value.dims).unwrap_or(0) };

@@ -85,7 +85,6 @@ impl RowState {
     }
 }
 
-/// A row of a batch, as the store sees it.
 pub trait HasState {
     fn state(&self) -> &RowState;
     fn state_mut(&mut self) -> &mut RowState;

@@ -40,7 +40,7 @@ impl World {
     fn with_budget(binding: Arc<Binding>, sequences: usize, on_device: bool, budget: usize) -> Self {
         gpu_rows::simulate();
         let device = on_device.then(|| Device::open(0).unwrap());
-        let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+        let copier = device.as_ref().map_or(Copier::default(), |device| {
             Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
         });
         let slot = SlotSpec {

@@ -162,7 +162,6 @@ impl VaryingStates {
         }
     }
 
-    /// Gives back what the last run has read.
     pub fn release(&mut self) {
         self.grown = None;
         self.gaps.clear();
