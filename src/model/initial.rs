@@ -24,7 +24,7 @@ pub struct InitialStep {
 impl InitialStep {
     /// Allocates the buffers.
     pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
-        Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
+        Ok(Self { step: Step::new(session, &model.step, Copier::default())? })
     }
 
     /// Computes the initial states of a sequence that starts with `request`. Returns one entry for each state, `None`

@@ -102,7 +102,7 @@ impl<'a> Proof<'a> {
         for output in &mut spec.outputs {
             (output.dims, output.is_read) = (None, true);
         }
-        let step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
+        let step = Step::new(session.clone(), &spec, Copier::default()).map_err(unknown)?;
         Ok(Self { binding, step, sequences, inputs: Inputs::new(binding) })
     }
 

@@ -347,7 +347,7 @@ mod tests {
             let storage = if is_narrow { StorageType::Fp16 } else { StorageType::Exact };
             gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
-            let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+            let copier = device.as_ref().map_or(Copier::default(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
             });
             let mut tensor = BatchTensor::new(DataType::Fp32, Some(batch_axis), device.as_ref()).unwrap();

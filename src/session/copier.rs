@@ -8,7 +8,7 @@ use rows::tensor::{Part, StorageType};
 
 use crate::memory::{Bytes, BytesMut, MemoryError};
 
-/// What copies rows for an instance, its step and its states.
+/// What copies rows for an instance, its step and its states. The default is one on the host.
 #[derive(Clone, Default)]
 pub struct Copier(Option<OnDevice>);
 
@@ -19,10 +19,6 @@ struct OnDevice {
 }
 
 impl Copier {
-    pub const fn on_host() -> Self {
-        Self(None)
-    }
-
     pub fn on_device(queue: Queue) -> Self {
         Self(Some(OnDevice { device: queue.device().clone(), queue: Arc::new(Mutex::new(queue)) }))
     }
@@ -188,7 +184,7 @@ mod tests {
         fn new(on_device: bool) -> Self {
             gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
-            let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+            let copier = device.as_ref().map_or(Copier::default(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
             });
             let batch = || BatchTensor::for_rows(DataType::Fp32, Some(1), device.as_ref(), &DIMS, ROWS).unwrap();
