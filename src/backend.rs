@@ -49,8 +49,8 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
         crate::VERSION,
-        library.version(),
-        library.path().display(),
+        library.version,
+        library.path.display(),
         library.build_info()
     );
     triton::log_limits();

@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::onnx::{external_files, numbers};
 use stateful_convert::report::{Report, StartsAt, State, Warning};
-use stateful_convert::verify::{Compared, Models, Source, VerifyError};
+use stateful_convert::verify::{Compared, Given, Models, Source, VerifyError, verify};
 use stateful_convert::{
     ConvertError, Converted, Hint, InputAxis, Options, WeightsError, with_small_weights_shown, with_weights,
 };
@@ -23,7 +23,7 @@ use stateful_convert::{
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
 use crate::onnx::{ModelSource, Nodes, Recurrence, without_weights};
-use crate::session::{Library, OpenError, Provider, Session, compare};
+use crate::session::{Library, OpenError, Provider, Session};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub fn convert_if_asked(
     }
     let begun = Instant::now();
     let original = Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu)?;
-    let pairs = own_pairs(partial, &file.clone().into(), original.signature(), original.graph_description(), settings)?;
+    let pairs = own_pairs(partial, &file.clone().into(), &original.signature, original.graph_description.as_deref(), settings)?;
     // Its weights may be large, and the conversion holds them again.
     drop(original);
     // A model that has states may run over the steps of a request as its author wanted. Only axes that are written say
@@ -108,7 +108,7 @@ pub fn convert_if_asked(
         converted: Source::Bytes(&converted.model),
         initial_states: converted.initial_states.as_deref().map(Source::Bytes),
     };
-    let compared = compare(library, &models, &converted.report);
+    let compared = verify(library.environment(), &models, &converted.report, &Given::default());
     let compared = compared.map_err(|why| ConversionError::Check { file: file.clone(), why })?;
     let converted = if asked.zero_initial_states {
         converted.starting_at_zero().map_err(|error| refused(&file, cuts, &error.into()))?

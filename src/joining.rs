@@ -17,7 +17,7 @@ use stateful_convert::join::{
 };
 use stateful_convert::onnx::{DataType, Dim, write};
 use stateful_convert::report::{Report, StepInput};
-use stateful_convert::verify::{Amount, Given, JoinedModels, Source, VerifyError};
+use stateful_convert::verify::{Amount, Given, JoinedModels, Source, VerifyError, verify_joined};
 use stateful_convert::{BuiltinError, InputAxis, WeightsError, builtin, is_batch_axis, with_weights};
 
 use crate::config::{
@@ -26,7 +26,7 @@ use crate::config::{
 };
 use crate::conversion::{Served, add_states, comparisons, with_parameter};
 use crate::onnx::ModelSource;
-use crate::session::{Library, compare_joined};
+use crate::session::Library;
 
 /// Why graphs are not joined.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub fn joined(
         amount: Amount::at_load(),
     };
     let given = given(partial, &converted.report);
-    let compared = compare_joined(library, &models, &plan, &converted.report, &given);
+    let compared = verify_joined(library.environment(), &models, &plan, &converted.report, &given);
     let compared = compared.map_err(|why| JoiningError::Check { folder: folder.to_owned(), why })?;
     add_states(partial, &converted)?;
     let names: Vec<&str> = asked.graphs.iter().map(|graph| graph.name.as_str()).collect();

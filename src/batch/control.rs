@@ -11,7 +11,6 @@ use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::{AdmissionError, InputError, RequestError};
 use crate::triton::{Request, c_name};
 
-/// Reads [`Control`] from the requests of a model.
 pub struct ControlReader {
     /// The special inputs that the configuration lists, the id first.
     names: Vec<CString>,
@@ -20,12 +19,8 @@ pub struct ControlReader {
     inputs: usize,
 }
 
-/// The values of a request's special inputs, by row; `None` if it doesn't have the input.
-#[derive(Default)]
-struct Special {
-    ids: Option<Vec<u64>>,
-    controls: Option<Vec<u32>>,
-}
+/// The ids and the controls in a request's special inputs, by row; `None` if it doesn't have the input.
+type Special = (Option<Vec<u64>>, Option<Vec<u32>>);
 
 impl ControlReader {
     /// `inputs`: number of the other inputs that every request must carry.
@@ -41,7 +36,7 @@ impl ControlReader {
         let id = request.sequence_id()?;
         // Looking for the special inputs costs an error object of core's for each one that isn't there.
         let is_plain = id.is_some() && request.input_count()? as usize <= self.inputs;
-        let Special { ids, controls } = if is_plain { Special::default() } else { self.special(request)? };
+        let (ids, controls) = if is_plain { Special::default() } else { self.special(request)? };
         let rows = ids.as_ref().map(Vec::len).or(controls.as_ref().map(Vec::len)).unwrap_or(1);
         let parameters = Control { id, start, end, origin: Origin::Own };
         let row = |row: usize| {
@@ -57,19 +52,17 @@ impl ControlReader {
             return Ok(Special::default());
         }
         request.bind_inputs(&self.names)?;
-        let (mut special, mut index) = (Special::default(), 0);
+        let (mut ids, mut controls) = Special::default();
         if self.takes.id {
-            special.ids =
-                elements(request, index, ID_TENSOR)?.map(|ids| ids.into_iter().map(u64::from_ne_bytes).collect());
-            index += 1;
+            ids = elements(request, 0, ID_TENSOR)?.map(|ids| ids.into_iter().map(u64::from_ne_bytes).collect());
         }
         if self.takes.control {
-            let controls = elements(request, index, CONTROL_INPUT)?;
-            special.controls = controls.map(|controls| controls.into_iter().map(u32::from_ne_bytes).collect());
+            let read = elements(request, usize::from(self.takes.id), CONTROL_INPUT)?;
+            controls = read.map(|read| read.into_iter().map(u32::from_ne_bytes).collect());
         }
-        match special.controls.iter().flatten().find(|&&control| control > 2) {
+        match controls.iter().flatten().find(|&&control| control > 2) {
             Some(&control) => Err(AdmissionError::Control(control).into()),
-            None => Ok(special),
+            None => Ok((ids, controls)),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! so far.
 //!
 //! With windows, a request's elements follow those that the sequence has left over. With `repeat`, a step reads what the one
-//! before it gave ([`super::repeat`]). [`super::stepping`] moves a row from one step to the next.
+//! before it gave. [`super::stepping`] moves a row from one step to the next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,16 +10,14 @@ use std::sync::Arc;
 use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve};
 
-use super::gathered::Gathering;
+use super::outputs::Gathering;
 use crate::binding::{Binding, BoundInput, BoundWindow, RequestInput, ShapeForm};
 use crate::error::{InputError, RequestError};
 use crate::store::Saved;
 use crate::triton::{HeldElements, HeldInput, Request, Times};
 
-/// A row alone.
 const ALONE: RowAt = RowAt { position: 0, rows: 1 };
 
-/// The steps of a request.
 #[derive(Default)]
 pub struct Course {
     /// All of them; with `repeat`, the most that there may be.
@@ -27,25 +25,20 @@ pub struct Course {
     pub made: usize,
     /// Whether an output has ended them; `None` without `repeat`.
     pub is_stopped: Option<bool>,
-    /// The last step has been made.
     pub is_over: bool,
     /// Elements of the first input that is cut, which the sequence keeps for its next request, or which END drops.
     pub left: usize,
     /// Elements of the last window that came from the client, if zeros fill it up.
     pub real: Option<usize>,
-    /// The elements of each input that is cut; empty if the only step reads what the request brings.
     cuts: Vec<Cut>,
     /// Outputs of the last step that the next one reads, each with the position of its input.
     pub(super) repeated: Vec<(usize, HeldInput)>,
-    /// The outputs of the steps that have been made.
     pub(super) outputs: Gathering,
-    /// When the first step began.
     pub began: Option<Times>,
     /// The state of the sequence before the request; `None` if there was none, or it cannot change before the last step.
     pub before: Option<Saved>,
 }
 
-/// The elements of an input that is cut.
 struct Cut {
     /// Of the input.
     position: usize,
@@ -56,23 +49,20 @@ struct Cut {
     axis: usize,
     layout: WindowLayout,
     bytes: Vec<u8>,
-    /// Elements of the first window, and of later ones.
-    first: usize,
-    length: usize,
+    division: Division,
 }
 
-/// How the elements of an input divide into windows.
 #[derive(Clone, Copy)]
 struct Division {
     /// Elements that were left over before the request.
     kept: usize,
     /// Elements that the request brings.
     brought: usize,
+    /// Elements of the first window, and of later ones.
     first: usize,
     length: usize,
-    /// Whole windows.
     steps: usize,
-    /// Elements after them.
+    /// Elements after the whole windows.
     left: usize,
 }
 
@@ -84,13 +74,11 @@ impl Division {
         Self { kept, brought, first, length, steps, left: all - used }
     }
 
-    /// The elements after the whole windows.
     const fn rest(self) -> Range<usize> {
         let all = self.kept + self.brought;
         all - self.left..all
     }
 
-    /// Elements of one more window.
     const fn next(self) -> usize {
         if self.steps == 0 { self.first } else { self.length }
     }
@@ -176,15 +164,15 @@ impl Cut {
             InputError::Shape { name: input.name.clone(), came: sent.dims().to_vec(), wanted: in_model.clone() }
         })?;
         let mut bytes = reserve(layout.window_bytes(with_zeros))?;
+        // Zeros, which stay at the end of a window that is filled up.
         bytes.resize(layout.window_bytes(with_zeros), 0);
         copies::put(&layout.window(ALONE, 0..of.kept), StorageType::Exact, kept, &mut bytes);
         copies::put_pieces(&layout.window(ALONE, of.kept..all), sent.pieces(), &mut bytes);
         let axis = window.axis + usize::from(bound.form != ShapeForm::Plain);
         let (dims, position, data_type) = (sent.dims().to_vec(), bound.position, input.data_type);
-        Ok(Self { position, data_type, dims, axis, layout, bytes, first: of.first, length: of.length })
+        Ok(Self { position, data_type, dims, axis, layout, bytes, division: *of })
     }
 
-    /// These elements.
     fn elements(&self, range: Range<usize>) -> Result<Vec<u8>, RequestError> {
         let part = self.layout.window(ALONE, range);
         let mut elements = reserve(part.bytes())?;
@@ -195,9 +183,10 @@ impl Cut {
 
     /// What the request would carry for this step.
     fn window(&self, step: usize) -> Result<HeldInput, RequestError> {
+        let Division { first, length, .. } = self.division;
         let (from, length) = match step.checked_sub(1) {
-            None => (0, self.first),
-            Some(before) => (self.first + before * self.length, self.length),
+            None => (0, first),
+            Some(before) => (first + before * length, length),
         };
         let mut dims = self.dims.clone();
         dims[self.axis] = length as i64;

@@ -4,17 +4,18 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rows::tensor::{DataType, element_count};
+use gpu_rows::Foreign;
+use rows::tensor::{DataType, dims_fit, element_count};
 use sequences::{Key, SequenceId};
 
 use super::course::Course;
-use super::state_api::{StateReader, StateRequest};
+use super::state_api::{StateReader, StateRequest, check_strings, check_type};
 use super::{Row, TellsId, fault};
-use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi, StepsMultiple};
-use crate::error::{AdmissionError, InputError, RequestError, StateApiError};
+use crate::binding::{Binding, BoundControl, BoundInput, RequestInput, ShapeForm, Source, StateApi, StepsMultiple};
+use crate::error::{AdmissionError, InputError, RequestError};
 use crate::panic;
 use crate::store::RowState;
-use crate::triton::{Input, NotCopied, Request, c_name};
+use crate::triton::{Input, Request, c_name};
 
 /// What requests of a model must carry. Made once per instance.
 pub struct Expected {
@@ -24,60 +25,26 @@ pub struct Expected {
     numeric_id: Option<DataType>,
     /// The GPU that the model runs on.
     gpu: Option<i32>,
-    state: StateReader,
+    pub state: StateReader,
     binding: Arc<Binding>,
 }
 
 struct ExpectedInput {
-    name: String,
-    data_type: DataType,
+    input: BoundInput,
+    request: RequestInput,
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
-    /// The first dimension counts rows.
-    has_rows: bool,
-    optional: bool,
-    /// It is cut into windows.
-    is_cut: bool,
-    /// It is copied as it is, so it may as well be copied on a GPU.
-    is_copied: bool,
-    /// All rows of a batch have the same value of it: grouping compares the values.
-    is_shared: bool,
-    /// How the dimensions are in the model.
-    form: ShapeForm,
-    /// What the number of steps must be a multiple of.
-    steps_multiple: Option<StepsMultiple>,
     /// A node that must not run over no steps, if nothing stands in front of the request's elements.
     needs_elements: Option<String>,
 }
 
 impl Expected {
-    /// What the requests of this model must carry, for an instance on that GPU.
     pub fn new(binding: &Arc<Binding>, state_api: Option<&StateApi>, gpu: Option<i32>) -> Self {
         let inputs = binding.request_inputs().map(|(input, request)| {
-            let dims = request.request_dims(input);
-            let (name, data_type) = (input.name.clone(), input.data_type);
-            let is_copied = request.window_axis().is_none()
-                && request.window.is_none()
-                && input.batch_axis.is_some()
-                && data_type != DataType::Bytes;
-            let is_shared = request.form == ShapeForm::Unbatched;
-            let optional = request.optional || request.is_held;
-            let has_rows = request.form != ShapeForm::Plain || input.batch_axis == Some(0);
             let may_be_empty = request.context.is_some() || request.window.is_some();
             let needs_elements = binding.needs_steps.clone().filter(|_| !may_be_empty);
-            ExpectedInput {
-                name,
-                data_type,
-                dims,
-                has_rows,
-                optional,
-                is_cut: request.window.is_some(),
-                is_copied,
-                is_shared,
-                form: request.form,
-                steps_multiple: request.steps_multiple,
-                needs_elements,
-            }
+            let dims = request.request_dims(input);
+            ExpectedInput { input: input.clone(), request: request.clone(), dims, needs_elements }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -86,7 +53,7 @@ impl Expected {
             }
             _ => None,
         });
-        let names = inputs.iter().map(|input| c_name(&input.name)).collect();
+        let names = inputs.iter().map(|expected| c_name(&expected.input.name)).collect();
         let state = StateReader::new(state_api.cloned(), binding);
         Self { names, inputs, numeric_id, gpu, state, binding: binding.clone() }
     }
@@ -95,12 +62,18 @@ impl Expected {
     /// it alone. Returns its row, with a problem if it is wrong; `None` for a filler of the `direct` strategy, which is
     /// released.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Row> {
-        let Identity { id, start, end, outputs } = match Identity::of(&request) {
-            Ok(identity) => identity,
+        let read = |request: &Request| -> Result<_, RequestError> {
+            let (start, end) = request.start_and_end()?;
+            Ok((request.sequence_id()?, start, end, request.output_count()?))
+        };
+        let (id, start, end, outputs) = match read(&request) {
+            Ok(read) => read,
             Err(error) => return Some(Row { problem: Some(Box::new(error)), ..Row::new(request) }),
         };
         // The requests of a warm-up have no id either, but they want outputs.
         if id.is_none() && outputs == 0 {
+            // With `direct`, core fills holes of a batch with such requests. Their data are garbage, and nobody waits
+            // for an answer.
             request.release_unanswered();
             return None;
         }
@@ -117,7 +90,6 @@ impl Expected {
         Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
     }
 
-    /// Whether requests may make several steps.
     pub fn make_steps(&self) -> bool {
         self.binding.makes_steps()
     }
@@ -144,16 +116,6 @@ impl Expected {
         Row { state, end, asked, tells_id: Some(tells_id), problem, ..Row::new(request) }
     }
 
-    /// See [`StateReader::drains`].
-    pub fn drains(&self, request: &Request) -> Option<Result<bool, StateApiError>> {
-        self.state.drains(request)
-    }
-
-    /// The parameters of the State API that a request has.
-    pub fn asked(&self, request: &Request) -> Result<Option<Box<StateRequest>>, StateApiError> {
-        self.state.parameters(request)
-    }
-
     /// Copies inputs on GPUs that this instance cannot reach, and those that a whole batch shares, to the host. Waits once for
     /// each GPU. A row whose input cannot be copied gets a problem.
     pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Row>) {
@@ -176,7 +138,8 @@ impl Expected {
             Ok(copied) => {
                 for (&(row, index), copied) in far.iter().zip(copied) {
                     if let Err(error) = copied {
-                        rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error).into()));
+                        let not_copied = || InputError::not_copied(&self.inputs[index].input.name, error);
+                        rows[row].problem.get_or_insert_with(|| Box::new(not_copied().into()));
                     }
                 }
             }
@@ -204,85 +167,72 @@ impl Expected {
     }
 }
 
-/// What a request says of its place in a sequence.
-struct Identity {
-    id: Option<SequenceId>,
-    start: bool,
-    end: bool,
-    /// Number of outputs that are wanted.
-    outputs: u32,
-}
-
-impl Identity {
-    fn of(request: &Request) -> Result<Self, RequestError> {
-        let (start, end) = request.start_and_end()?;
-        Ok(Self { id: request.sequence_id()?, start, end, outputs: request.output_count()? })
-    }
-}
-
-/// Whether dims are those that are wanted, where -1 is any.
-fn fit(came: &[i64], wanted: &[i64]) -> bool {
-    let fits = |(&came, &wanted): (&i64, &i64)| came == wanted || (wanted < 0 && came >= 0);
-    came.len() == wanted.len() && came.iter().zip(wanted).all(fits)
-}
-
 impl ExpectedInput {
     /// Checks an input, and copies strings, and what a whole batch shares, because others could change them.
     /// [`Expected::fetch`] does this for inputs on GPUs.
     fn check(&self, request: &mut Request, index: usize) -> Result<(), InputError> {
+        let BoundInput { data_type, batch_axis, .. } = self.input;
+        let name = || self.input.name.clone();
         let Some(input) = request.input(index) else {
-            let error = if self.is_cut { InputError::MissingWindows } else { InputError::Missing };
-            return if self.optional { Ok(()) } else { Err(error(self.name.clone())) };
+            // Only after admission it is known whether the sequence holds one.
+            if self.request.optional || self.request.is_held {
+                return Ok(());
+            }
+            let error = if self.request.window.is_some() { InputError::MissingWindows } else { InputError::Missing };
+            return Err(error(name()));
         };
-        if input.data_type() != Some(self.data_type) {
-            let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
-            return Err(InputError::Type { name: self.name.clone(), came, wanted: self.data_type });
-        }
-        if !fit(input.dims(), &self.dims) {
-            let (name, came, wanted) = (self.name.clone(), input.dims().to_vec(), self.dims.clone());
-            let is_row = self.has_rows && came.len() == wanted.len() && fit(&came[1..], &wanted[1..]);
+        check_type(input, data_type, name)?;
+        if !dims_fit(input.dims(), &self.dims) {
+            let (name, came, wanted) = (name(), input.dims().to_vec(), self.dims.clone());
+            let has_rows = self.request.form != ShapeForm::Plain || batch_axis == Some(0);
+            let is_row = has_rows && came.len() == wanted.len() && dims_fit(&came[1..], &wanted[1..]);
             return Err(if is_row {
                 InputError::Rows { name, came }
             } else {
                 InputError::Shape { name, came, wanted }
             });
         }
-        if let Some(StepsMultiple { axis, multiple }) = self.steps_multiple {
-            let came = self.form.model_dims(input.dims()).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
+        if let Some(StepsMultiple { axis, multiple }) = self.request.steps_multiple {
+            let came = self.request.own_length(input.dims(), axis);
             if came % multiple != 0 {
-                return Err(InputError::StepsMultiple { name: self.name.clone(), axis, came, multiple });
+                return Err(InputError::StepsMultiple { name: name(), axis, came, multiple });
             }
         }
+        // Dims whose product overflows are those of no tensor, so the number of bytes differs below.
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if let (0, Some(node)) = (count, &self.needs_elements) {
-            let (name, came) = (self.name.clone(), input.dims().to_vec());
-            return Err(InputError::NoSteps { name, came, node: node.clone() });
+            return Err(InputError::NoSteps { name: name(), came: input.dims().to_vec(), node: node.clone() });
         }
-        if self.data_type == DataType::Bytes {
-            let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
-            if came != Some(count) {
-                return Err(InputError::Strings { name: self.name.clone(), came, wanted: count });
-            }
-            return Ok(());
+        if data_type == DataType::Bytes {
+            return check_strings(request, index, count, name);
         }
-        let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
+        let wanted = count.saturating_mul(data_type.byte_size().unwrap_or(1));
         if input.bytes() != wanted {
-            return Err(InputError::Bytes { name: self.name.clone(), came: input.bytes(), wanted });
+            return Err(InputError::Bytes { name: name(), came: input.bytes(), wanted });
         }
-        if self.is_shared && !input.is_on_gpus() {
-            request.copy_input(index).map_err(|error| self.not_copied(error))?;
+        if self.is_shared() && !input.is_on_gpus() {
+            request.copy_input(index).map_err(|error| InputError::not_copied(&self.input.name, error))?;
         }
         Ok(())
     }
 
-    /// Whether the input is on a GPU, from where an instance on GPU `gpu` cannot copy it.
-    fn is_to_be_fetched(&self, input: Input, gpu: Option<i32>) -> bool {
-        let is_on = |gpu: i32| self.is_copied && input.on_gpu().is_some_and(|on_gpu| on_gpu.gpu() == gpu);
-        input.is_on_gpus() && (self.is_shared || !gpu.is_some_and(is_on))
+    /// All rows of a batch have the same value of it: grouping compares the values.
+    fn is_shared(&self) -> bool {
+        self.request.form == ShapeForm::Unbatched
     }
 
-    fn not_copied(&self, error: NotCopied) -> InputError {
-        InputError::not_copied(&self.name, error)
+    /// Whether the input is on a GPU, from where an instance on GPU `gpu` cannot copy it.
+    fn is_to_be_fetched(&self, input: Input, gpu: Option<i32>) -> bool {
+        if !input.is_on_gpus() || self.is_shared() {
+            return input.is_on_gpus();
+        }
+        // Windows and strings are put together on the host. What is copied as it is may as well be copied on a GPU.
+        let is_copied = self.request.window_axis().is_none()
+            && self.request.window.is_none()
+            && self.input.batch_axis.is_some()
+            && self.input.data_type != DataType::Bytes;
+        let is_near = |on_gpu: Foreign| Some(on_gpu.gpu()) == gpu;
+        !is_copied || !input.on_gpu().is_some_and(is_near)
     }
 }
 

@@ -21,16 +21,6 @@ pub fn row_values(generated: &Generated, binding: &Binding, row: &Row, gap: Gap)
     RowValues::new(generated, binding, count, past, new, gap)
 }
 
-/// The values of a row of zeros that starts a sequence, in which open dimensions are 1.
-pub fn warm_up_values(generated: &Generated, binding: &Binding) -> RowValues {
-    let past = |of: GrowingAxis| {
-        let dims = &binding.states[of.state].initial.dims;
-        dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
-    };
-    let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
-    RowValues::new(generated, binding, |_| 0, past, new, Gap::NONE)
-}
-
 /// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.
 pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), InputError> {
     row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
@@ -39,15 +29,6 @@ pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result
     if let Some(counted) = &mut row.counted {
         counted.shared_values = values;
     }
-    check(binding, row)
-}
-
-/// What a row has in the generated inputs that the whole batch shares.
-pub fn shared_values(row: &Row) -> &[RowValues] {
-    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
-}
-
-fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
     for (input, generated) in binding.generated() {
         let RowValues::Numbers { first, count } = row_values(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
@@ -58,6 +39,11 @@ fn check(binding: &Binding, row: &Row) -> Result<(), InputError> {
         }
     }
     Ok(())
+}
+
+/// What a row has in the generated inputs that the whole batch shares.
+pub fn shared_values(row: &Row) -> &[RowValues] {
+    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
 }
 
 /// What the counters of a row's sequence have if its inference counts.
@@ -72,7 +58,6 @@ pub fn counts_after(binding: &Binding, row: &Row) -> Vec<u64> {
     binding.counters.iter().enumerate().map(after).collect()
 }
 
-/// Fills a generated input with the values of each row.
 pub fn fill(
     step: &mut Step,
     index: usize,
@@ -87,11 +72,7 @@ pub fn fill(
     if let Some(axis) = generated.axis {
         dims[axis] = longest as i64;
     }
-    let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(|| InputError::Shape {
-        name: input.name.clone(),
-        came: dims.clone(),
-        wanted: input.dims.clone(),
-    })?;
+    let layout = layout(input, &dims)?;
     let rows = values.len();
     let buffer = step.input(index, &dims, rows)?;
     let mut row = Vec::with_capacity(layout.row_bytes());
@@ -101,6 +82,14 @@ pub fn fill(
         copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, &row, buffer);
     }
     Ok(())
+}
+
+pub(super) fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, InputError> {
+    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| wrong_shape(input, dims))
+}
+
+pub(super) fn wrong_shape(input: &BoundInput, dims: &[i64]) -> InputError {
+    InputError::Shape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
 }
 
 /// The elements of a request along an axis of an input; 0 if it leaves the input out.

@@ -18,21 +18,15 @@ const PADDED_BYTES: usize = 64 * 16_000 * 4;
 /// What two rows must have in common. Made once per instance; a model in which nothing varies asks for nothing.
 #[derive(Default)]
 pub struct Grouping {
-    /// Inputs that may be left out.
     optional: Vec<usize>,
-    /// Inputs whose shape varies.
     shapes: Vec<Shape>,
-    /// Inputs that the whole batch shares.
     shared: Vec<usize>,
-    /// It has generated inputs that the whole batch shares.
     has_shared_values: bool,
-    /// It has states whose size varies.
-    has_open_states: bool,
+    pub has_open_states: bool,
     /// How states of different lengths share a run, if they do.
-    padding: Option<GrowingPadding>,
+    pub padding: Option<GrowingPadding>,
 }
 
-/// An input whose shape varies.
 struct Shape {
     position: usize,
     /// The dimension of a request in which rows may differ, as they are padded.
@@ -62,11 +56,10 @@ impl Lengths {
     }
 }
 
-/// A batch that rows join.
 pub struct Joining<'a> {
     grouping: &'a Grouping,
     most: usize,
-    rows: Vec<Row>,
+    pub rows: Vec<Row>,
     /// Of the inputs whose shape varies, and last of the padded states.
     lengths: SmallVec<[Lengths; 3]>,
 }
@@ -90,17 +83,16 @@ impl Joining<'_> {
         self.lengths = lengths;
         None
     }
-
-    /// Those that have joined.
-    pub fn into_rows(self) -> Vec<Row> {
-        self.rows
-    }
 }
 
 impl Grouping {
-    /// What the rows of this model must have in common.
     pub fn new(binding: &Binding) -> Self {
-        let mut grouping = Self::default();
+        let mut grouping = Self {
+            has_shared_values: binding.generated().any(|(input, _)| input.batch_axis.is_none()),
+            has_open_states: binding.states.iter().any(|state| state.dims.contains(&-1)),
+            padding: binding.growing_padding.clone(),
+            ..Self::default()
+        };
         for (input, request) in binding.request_inputs() {
             if request.optional {
                 grouping.optional.push(request.position);
@@ -122,20 +114,7 @@ impl Grouping {
                 });
             }
         }
-        grouping.has_shared_values = binding.generated().any(|(input, _)| input.batch_axis.is_none());
-        grouping.has_open_states = binding.states.iter().any(|state| state.dims.contains(&-1));
-        grouping.padding = binding.growing_padding.clone();
         grouping
-    }
-
-    /// Whether rows whose states have different lengths can run together.
-    pub const fn pads_states(&self) -> bool {
-        self.padding.is_some()
-    }
-
-    /// From now on, only rows whose states have the same length run together.
-    pub fn pad_no_states(&mut self) {
-        self.padding = None;
     }
 
     /// Whether all rows of the model can run together.
@@ -147,12 +126,6 @@ impl Grouping {
             && !self.has_open_states
     }
 
-    /// Whether the dimensions of states count.
-    pub const fn has_open_states(&self) -> bool {
-        self.has_open_states
-    }
-
-    /// A batch for up to `most` rows, without any so far.
     pub fn batch(&self, most: usize) -> Joining<'_> {
         let lengths = (0..=self.shapes.len()).map(|_| Lengths::NONE).collect();
         Joining { grouping: self, most, rows: Vec::new(), lengths }
@@ -163,7 +136,11 @@ impl Grouping {
         let input = |row: &Row, position: usize| row.request.input(position).is_some();
         self.optional.iter().all(|&position| input(a, position) == input(b, position))
             && self.shapes.iter().all(|shape| shape.is_same(a, b))
-            && self.shared.iter().all(|&position| same_value(a, b, position))
+            // Decoding has copied both, so that the value that runs is the one that is compared here.
+            && self.shared.iter().all(|&position| match (a.request.input(position), b.request.input(position)) {
+                (Some(a), Some(b)) => a.is_same(b),
+                _ => true,
+            })
             && shared_values(a) == shared_values(b)
             && (a.state.dims == b.state.dims
                 || self.padding.as_ref().is_some_and(|padding| padding.is_for(&a.state.dims, &b.state.dims)))
@@ -195,12 +172,6 @@ impl Shape {
         let count = row.request.input(self.position).and_then(|input| element_count(input.dims()));
         count.unwrap_or(0).saturating_mul(self.element_bytes)
     }
-}
-
-fn same_value(a: &Row, b: &Row, position: usize) -> bool {
-    let (Some(a), Some(b)) = (a.request.input(position), b.request.input(position)) else { return true };
-    // Decoding has copied both, so that the value that runs is the one that is compared here.
-    a.is_same(b)
 }
 
 #[cfg(test)]

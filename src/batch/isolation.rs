@@ -33,9 +33,7 @@ pub enum Standing {
     Failed,
 }
 
-/// How long rows run apart.
 pub struct Isolation {
-    /// Runs of a search.
     search: u32,
     /// Runs without a failure for which rows are still kept apart; 0 while all run together.
     allowance: u32,
@@ -44,13 +42,11 @@ pub struct Isolation {
 }
 
 impl Isolation {
-    /// No fault so far, for batches of up to `max_batch_size` rows.
     pub fn new(max_batch_size: usize) -> Self {
         let halvings = max_batch_size.max(1).next_power_of_two().ilog2();
         Self { search: 2 * halvings, allowance: 0, began: Instant::now() }
     }
 
-    /// Whether all rows run together.
     pub const fn is_over(&self) -> bool {
         self.allowance == 0
     }
@@ -77,6 +73,7 @@ impl Isolation {
     /// These rows have run together.
     pub fn ran(&mut self, mut rows: impl Iterator<Item = Option<Good>>) {
         if rows.any(|good| self.standing(good) != Standing::Trusted) {
+            // Rows that are kept apart have run without a failure, so this run apart was needless.
             self.allowance -= 1;
         }
     }

@@ -15,10 +15,8 @@ use crate::triton::{ResponseCopy, RowOutput};
 const MAGIC: &[u8; 8] = b"TRTANSWR";
 /// Magic, checksum, and the lengths of the header and of the data.
 const PREFIX_BYTES: usize = 20;
-/// Of a header.
 const MOST_HEADER_BYTES: usize = 1 << 20;
 
-/// The answer to a request.
 pub struct KeptAnswer {
     pub of: RepeatKey,
     /// Steps of the sequence after the request.
@@ -57,6 +55,7 @@ pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec
     bytes.extend_from_slice(&(data as u32).to_le_bytes());
     bytes.extend_from_slice(&header);
     copy.outputs.iter().for_each(|output| bytes.extend_from_slice(&output.bytes));
+    // After the lengths, because it covers them too: a wrong length would cut the state behind in the wrong place.
     let checksum = crc32fast::hash(&bytes[12..]);
     bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
     bytes
@@ -86,6 +85,7 @@ fn decode(bytes: &[u8], header: usize) -> Option<KeptAnswer> {
         let name = CString::new(name).ok()?;
         copy.outputs.push(RowOutput { name, data_type, dims: shape.into(), bytes: bytes.to_vec() });
     }
+    // The names come from C strings, so none has a NUL.
     let name = |name: String| CString::new(name).unwrap_or_default();
     copy.numbers = numbers.into_iter().map(|(of, number)| (name(of), number)).collect();
     copy.flags = flags.into_iter().map(|(of, flag)| (name(of), flag)).collect();

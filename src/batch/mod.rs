@@ -5,22 +5,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod at_load;
 pub mod control;
 mod course;
 pub mod decode;
-mod deliver;
 pub mod gather;
-mod gathered;
 pub mod generated;
 pub mod grouping;
 pub mod isolation;
 pub mod kept;
-pub mod padding_check;
-mod repeat;
+mod outputs;
 pub mod respond;
 pub mod state_api;
 mod stepping;
-pub mod warm_up;
 
 use std::time::Instant;
 
@@ -47,7 +44,6 @@ pub mod fault {
         }
     }
 
-    /// Does nothing.
     #[cfg(not(feature = "fault-injection"))]
     pub fn point<'a>(_stage: &str, _requests: impl IntoIterator<Item = &'a Request>) {}
 }
@@ -66,11 +62,8 @@ pub struct TellsId {
 pub struct Row {
     /// Its hold on its sequence, and what else the store needs. First: the request is released after the slot is back.
     pub state: RowState,
-    /// The sequence that it belongs to.
     pub key: Option<Key>,
-    /// It ends its sequence.
     pub end: bool,
-    /// What it asks of the State API.
     pub asked: Option<Box<StateRequest>>,
     /// What its sequence keeps besides its states, if the request changes that.
     pub extras: Option<Box<Extras>>,
@@ -78,28 +71,22 @@ pub struct Row {
     pub counted: Option<Box<Counted>>,
     /// The steps of its request, if a request to its model may make several.
     pub course: Option<Box<Course>>,
-    /// It is not to run after this time.
     pub deadline: Option<Instant>,
-    /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
     /// Its answer is kept in a store, for this request.
     pub keeps: Option<RepeatKey>,
     /// The answer that was kept, if the request has run before and is sent again. It must not run.
     pub again: Option<Box<KeptAnswer>>,
-    /// Why it cannot run, if so.
     pub problem: Option<Box<RequestError>>,
-    /// What its client is to be sent.
     pub answer: Option<Answer>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
     pub request: Request,
 }
 
 impl Row {
-    /// A request that has not been read.
     pub fn new(request: Request) -> Self {
-        let state = RowState::default();
         Self {
-            state,
+            state: RowState::default(),
             key: None,
             end: false,
             asked: None,
@@ -150,22 +137,15 @@ impl Row {
         Ok(())
     }
 
-    /// Its request ends no sequence, even if it is an END.
-    pub fn end_nothing(&mut self) {
-        self.state.lease.iter_mut().for_each(|lease| _ = lease.postpone_end());
-        self.asked.iter_mut().for_each(|asked| asked.progress.ends = false);
-    }
-
-    /// An empty response to its request.
     pub fn response(&self) -> Result<Response, triton::Error> {
         let response = self.request.response()?;
         if self.keeps.is_some() {
+            // The store keeps a copy, for a client that loses the answer and sends the request again.
             response.record();
         }
         Ok(response)
     }
 
-    /// Whether its request asks for an output.
     pub fn wants(&self, output: &str) -> bool {
         let count = self.request.output_count().unwrap_or(0);
         (0..count).any(|index| self.request.output_name(index).is_ok_and(|name| name == output))

@@ -1,12 +1,12 @@
 //! Rows of the outputs into responses.
 
-use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
+use rows::tensor::{DataType, Part, RowAt, StorageType, WindowLayout};
 use rows::{copies, reserve, strings};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 
-use super::deliver::{OnGpus, deliver};
 use super::kept::KeptAnswer;
+use super::outputs::{OnGpus, deliver};
 use super::state_api::StateRequest;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
@@ -18,17 +18,17 @@ use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
 use crate::triton::{OutputMemory, Response, c_name, echo};
 
-/// The outputs of a run, taken apart into rows.
+/// The response to a request, or its error.
+pub type Filled = Result<Response, RequestError>;
+
 pub struct Answers<'a> {
     pub(super) binding: &'a Binding,
     step: &'a Step,
     /// None for those that stay where they are.
     pub(super) outputs: Vec<Option<OutputRows<'a>>>,
-    rows: usize,
 }
 
 impl<'a> Answers<'a> {
-    /// Reads the outputs of a run of a batch over `rows` rows.
     pub fn new(
         binding: &'a Binding,
         store: &'a StateStore,
@@ -46,71 +46,35 @@ impl<'a> Answers<'a> {
                 output => output.map(Some),
             }
         });
-        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()?, rows })
+        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RunError>>()? })
     }
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
     /// an error.
-    pub fn fill_responses(
-        &self,
-        batch: &[Row],
-        responses: &mut [Result<Response, RequestError>],
-    ) -> Result<(), RequestError> {
+    pub fn fill_responses(&self, batch: &[Row], responses: &mut [Filled]) -> Result<(), RequestError> {
         let (mut on_gpus, mut failed) = (OnGpus::default(), Vec::new());
         for (position, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch_result(|| self.fill_response(response, position, row, &mut on_gpus));
+            let filled = panic::catch_result(|| {
+                fault::point("respond", [&row.request]);
+                let outputs = || self.outputs.iter().flatten().map(|answer| (answer.bound, answer));
+                row.answer_outputs(response, outputs, |answer| self.add(response, answer, position, row, &mut on_gpus))
+            });
             if let Err(error) = filled {
                 failed.push((position, error));
             }
         }
         self.step.copy_outputs(&on_gpus.copies)?;
         failed.extend(on_gpus.write().into_iter().map(|(position, error)| (position, error.into())));
+        // Only now, because the memory of the GPUs is borrowed from the responses.
         for (position, error) in failed {
             responses[position] = Err(error);
         }
         Ok(())
     }
 
-    fn fill_response<'r>(
-        &self,
-        response: &'r Response,
-        position: usize,
-        row: &Row,
-        on_gpus: &mut OnGpus<'r>,
-    ) -> Result<(), RequestError> {
-        fault::point("respond", [&row.request]);
-        row.answer_id(response)?;
-        for index in 0..row.request.output_count()? {
-            let name = row.request.output_name(index)?;
-            if row.answer_id_tensor(response, name)? {
-                continue;
-            }
-            let mut outputs = self.outputs.iter().flatten();
-            let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
-            if wanted.is_none() && is_state_tensor(name) {
-                // A request that names no outputs wants all that are listed. Of these, only those are sent that its
-                // parameters ask for.
-                continue;
-            }
-            let answer = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
-            self.add(response, answer, position, row, on_gpus)?;
-        }
-        Ok(())
-    }
-
-    /// Adds the part of an output that belongs to a row to a response on the host.
-    pub(super) fn output(
-        &self,
-        response: &Response,
-        answer: &OutputRows,
-        position: usize,
-        row: &Row,
-    ) -> Result<(), RequestError> {
-        self.add(response, answer, position, row, &mut OnGpus::default())
-    }
-
-    fn add<'r>(
+    /// Adds a row's part of an output to a response.
+    pub(super) fn add<'r>(
         &self,
         response: &'r Response,
         answer: &OutputRows,
@@ -118,67 +82,57 @@ impl<'a> Answers<'a> {
         row: &Row,
         on_gpus: &mut OnGpus<'r>,
     ) -> Result<(), RequestError> {
-        match answer.bound.trim {
-            Some(trim) => {
-                let length = self.length(answer, trim.by, position, row)?;
-                self.trimmed(response, answer, trim.axis, length, position, on_gpus)
+        let OutputRows { bound, view, .. } = answer;
+        let (dims, part) = match bound.trim {
+            Some(trim) => self.trimmed(answer, trim.axis, trim.by, position, row)?,
+            None => {
+                let has_more = bound.form == ShapeForm::Unbatched || answer.dims.is_empty();
+                let in_front = if has_more { &[1][..] } else { &[] };
+                (in_front.iter().copied().chain(answer.row_dims(position)).collect(), answer.row(position))
             }
-            None => self.whole(response, answer, position, on_gpus),
+        };
+        if bound.data_type == DataType::Bytes {
+            let elements = strings::positions(&part).map(|at| view.strings.get(at));
+            let count = strings::written_bytes(elements.clone());
+            let mut bytes = reserve(count)?;
+            bytes.resize(count, 0);
+            strings::write(elements, &mut bytes);
+            let memory = response.output(&bound.c_name, DataType::Bytes, &dims, bytes.len())?;
+            return Ok(deliver(&bound.name, memory, std::iter::once(bytes.as_slice()))?);
         }
-    }
-
-    /// An output as the model gave it.
-    fn whole<'r>(
-        &self,
-        response: &'r Response,
-        answer: &OutputRows,
-        position: usize,
-        on_gpus: &mut OnGpus<'r>,
-    ) -> Result<(), RequestError> {
-        let in_front = if answer.bound.form == ShapeForm::Unbatched || answer.dims.is_empty() { &[1][..] } else { &[] };
-        let dims: SmallVec<[i64; 6]> = in_front.iter().copied().chain(answer.row_dims(position)).collect();
-        if answer.bound.data_type == DataType::Bytes {
-            return send_strings(answer.bound, response, &dims, answer.strings(position));
-        }
-        let part = answer.row(position);
-        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, part.bytes())?;
-        if let OutputMemory::Gpu(to) = &memory {
+        let memory = response.output(&bound.c_name, bound.data_type, &dims, part.bytes())?;
+        if let (OutputMemory::Gpu(to), None) = (&memory, bound.trim) {
             let copy = OutputCopy { output: answer.index, part, to: *to };
             if self.step.can_copy_output(&copy) {
+                // Enqueued with those of the other rows, so that the device is waited for once.
                 on_gpus.copies.push(copy);
                 return Ok(());
             }
         }
-        Ok(on_gpus.fill(position, &answer.bound.name, memory, copies::pieces(&part, answer.view.bytes))?)
+        Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
     }
 
-    /// The first `length` steps of an output along `axis`, or all of them.
-    fn trimmed<'r>(
+    /// The part of an output that belongs to a row whose run had longer ones.
+    fn trimmed(
         &self,
-        response: &'r Response,
         answer: &OutputRows,
         axis: usize,
-        length: Option<usize>,
+        by: TrimBy,
         position: usize,
-        on_gpus: &mut OnGpus<'r>,
-    ) -> Result<(), RequestError> {
+        row: &Row,
+    ) -> Result<(SmallVec<[i64; 6]>, Part), RunError> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
         let layout = layout.ok_or_else(|| answer.uneven())?;
-        let length = length.unwrap_or(layout.steps());
+        let length = self.length(answer, by, position, row)?.unwrap_or(layout.steps());
+        // Another output may have said it, and a model may be wrong.
         if length > layout.steps() {
             let (name, dims) = (bound.name.clone(), view.dims.to_vec());
-            return Err(RunError::OutputLength { name, dims, axis, length }.into());
+            return Err(RunError::OutputLength { name, dims, axis, length });
         }
-        let mut dims = answer.dims.clone();
+        let mut dims = SmallVec::from_slice(&answer.dims);
         dims[axis] = length as i64;
-        let part = layout.window(RowAt { position, rows: self.rows }, 0..length);
-        if bound.data_type == DataType::Bytes {
-            let strings = strings::positions(&part).map(|position| view.strings.get(position));
-            return send_strings(bound, response, &dims, strings);
-        }
-        let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, part.bytes())?;
-        Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
+        Ok((dims, layout.window(RowAt { position, rows: answer.rows }, 0..length)))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
@@ -201,6 +155,30 @@ impl<'a> Answers<'a> {
 }
 
 impl Row {
+    /// Adds the id of the sequence to a response, and each output that the request wants: those of the model with `add`.
+    fn answer_outputs<'o, O, I: Iterator<Item = (&'o BoundOutput, O)>>(
+        &self,
+        response: &Response,
+        outputs: impl Fn() -> I,
+        mut add: impl FnMut(O) -> Result<(), RequestError>,
+    ) -> Result<(), RequestError> {
+        self.answer_id(response)?;
+        for index in 0..self.request.output_count()? {
+            let name = self.request.output_name(index)?;
+            if self.answer_id_tensor(response, name)? {
+                continue;
+            }
+            match outputs().find(|(bound, _)| bound.name == name && bound.is_response) {
+                Some((_, output)) => add(output)?,
+                // A request that names no outputs wants all that are listed. Of these, only those are sent that its
+                // parameters ask for.
+                None if is_state_tensor(name) => {}
+                None => return Err(RunError::UnknownOutput(echo(name)).into()),
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the id of the sequence to a response as a parameter, if answers carry it.
     pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
         let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
@@ -240,7 +218,6 @@ impl Row {
         self.repeat_key() == Some(*of)
     }
 
-    /// A response with an answer that was kept.
     pub fn answer_again(&self, KeptAnswer { made, copy, .. }: &KeptAnswer) -> Result<Response, RequestError> {
         let response = self.request.response()?;
         self.answer_id(&response)?;
@@ -262,28 +239,16 @@ impl Row {
 /// The answer to a request that makes no step: the outputs that it wants, without elements. For a model that answers each
 /// step, the answer has only what the request reads of the state; if it reads nothing, there is no response.
 pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
-    if binding.answers_each_step {
-        return without_outputs(row);
+    if !binding.answers_each_step {
+        let response = row.response()?;
+        row.answer_outputs(
+            &response,
+            || binding.outputs.iter().map(|output| (output, output)),
+            |output| Ok(response.output(&output.c_name, output.data_type, &output.empty_dims, 0).map(drop)?),
+        )?;
+        row.answer_steps(&response)?;
+        return Ok(response);
     }
-    let response = row.response()?;
-    row.answer_id(&response)?;
-    for index in 0..row.request.output_count()? {
-        let name = row.request.output_name(index)?;
-        if row.answer_id_tensor(&response, name)? {
-            continue;
-        }
-        let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
-        if wanted.is_none() && is_state_tensor(name) {
-            continue;
-        }
-        let output = wanted.ok_or_else(|| RunError::UnknownOutput(echo(name)))?;
-        response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
-    }
-    row.answer_steps(&response)?;
-    Ok(response)
-}
-
-fn without_outputs(row: &Row) -> Result<Response, RequestError> {
     if !row.asked.as_ref().is_some_and(|asked| asked.reads()) {
         return Ok(row.request.end()?);
     }
@@ -291,19 +256,4 @@ fn without_outputs(row: &Row) -> Result<Response, RequestError> {
     row.answer_id(&response)?;
     row.answer_steps(&response)?;
     Ok(response)
-}
-
-/// Sends an output of strings.
-fn send_strings<'s>(
-    bound: &BoundOutput,
-    response: &Response,
-    dims: &[i64],
-    elements: impl Iterator<Item = &'s [u8]> + Clone,
-) -> Result<(), RequestError> {
-    let count = strings::written_bytes(elements.clone());
-    let mut bytes = reserve(count)?;
-    bytes.resize(count, 0);
-    strings::write(elements, &mut bytes);
-    let memory = response.output(&bound.c_name, DataType::Bytes, dims, bytes.len())?;
-    Ok(deliver(&bound.name, memory, std::iter::once(bytes.as_slice()))?)
 }

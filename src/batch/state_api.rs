@@ -1,28 +1,25 @@
 //! What a request asks of the State API: its parameters and tensors, read and checked.
 
+use std::borrow::Cow;
 use std::ffi::CString;
 
 use rows::reserve;
-use rows::tensor::{DataType, element_count};
+use rows::tensor::{DataType, dims_fit, element_count};
 use sequences::SequenceId;
 use serde_json::json;
 
-use super::deliver::deliver;
+use super::outputs::deliver;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, StateTensor};
 use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
 use crate::error::{InputError, RequestError, StateApiError};
 use crate::snapshot::{self, Snapshot};
-use crate::triton::{HeldElements, ParameterValue, Request, Response, echo};
+use crate::triton::{HeldElements, Input, ParameterValue, Request, Response, echo};
 
 /// Reads the value of a parameter, whose name is given too, into what a request asks for.
 type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), StateApiError>;
 
-/// The request parameters of the State API.
 const PARAMETERS: [(&str, Read); 11] = [
-    ("clone_of", |asked, _, name, value| {
-        asked.clone_of = Some(sequence(name, value)?);
-        Ok(())
-    }),
+    ("clone_of", |asked, _, name, value| sequence(name, value).map(|id| asked.clone_of = Some(id))),
     ("commit", |asked, _, name, value| flag(name, value).map(|commits| asked.discards = !commits)),
     ("delete", |asked, _, name, value| flag(name, value).map(|deletes| asked.delete = deletes)),
     // Without START and id, `StateReader::drains` reads it.
@@ -40,12 +37,10 @@ const PARAMETERS: [(&str, Read); 11] = [
     }),
     ("resume", |asked, _, name, value| flag(name, value).map(|resumes| asked.resume = resumes)),
     ("sequence_left", |asked, _, name, value| {
-        asked.left = Some(number(name, value, "a number of elements, 0 or more, is expected")?);
-        Ok(())
+        number(name, value, "a number of elements, 0 or more, is expected").map(|left| asked.left = Some(left))
     }),
     ("sequence_step", |asked, _, name, value| {
-        asked.step = Some(number(name, value, "a number of steps, 0 or more, is expected")?);
-        Ok(())
+        number(name, value, "a number of steps, 0 or more, is expected").map(|step| asked.step = Some(step))
     }),
     ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
 ];
@@ -56,36 +51,26 @@ const DRAIN: &str = "drain";
 /// Digits of the largest number of steps.
 const MOST_DIGITS: usize = 20;
 
-/// What a request asks for.
 #[derive(Default)]
 pub struct StateRequest {
-    /// The states that the answer carries.
     pub get: Vec<usize>,
-    /// The answer describes the states.
     pub query: bool,
-    /// The answer carries a snapshot.
     pub snapshot: bool,
-    /// The states that get their initial value.
     pub reset: Vec<usize>,
     /// All states are reset, and with them the contexts.
     pub resets_all: bool,
     /// New values, by state; empty if there are none.
     pub set: Vec<Option<Initial>>,
-    /// What the sequence goes on from.
     pub restore: Option<Box<Snapshot>>,
     /// Whose state the sequence begins with.
     pub clone_of: Option<SequenceId>,
-    /// The sequence was parked and goes on.
     pub resume: bool,
-    /// The run leaves the state as it is.
     pub discards: bool,
-    /// The sequence ends, without a run.
     pub delete: bool,
     /// How many steps the sequence must have made.
     pub step: Option<u64>,
     /// How many elements of the first input that is cut the sequence must have left over.
     pub left: Option<u64>,
-    /// How far it got.
     pub progress: Progress,
 }
 
@@ -106,12 +91,10 @@ pub struct Progress {
     pub ends: bool,
 }
 
-/// Reads what requests of a model ask of the State API.
 pub struct StateReader {
     api: Option<StateApi>,
     /// The tensors that requests may carry: those of states, and behind them the snapshot.
     names: Vec<CString>,
-    /// Number of inputs of the model that requests carry.
     inputs: usize,
 }
 
@@ -130,7 +113,6 @@ impl StateReader {
         Some(if self.api.is_some() { flag(name, value) } else { Err(StateApiError::Off(name.to_owned())) })
     }
 
-    /// The parameters of a request; `None` if it has none of the State API's.
     pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, StateApiError> {
         let mut asked: Option<Box<StateRequest>> = None;
         let names = PARAMETERS.map(|(name, _)| name);
@@ -234,7 +216,6 @@ impl StateRequest {
     }
 }
 
-/// The parts of a sequence's state that an answer carries.
 pub struct StateAnswer<'a> {
     pub id: Option<&'a SequenceId>,
     pub steps: u64,
@@ -248,7 +229,6 @@ pub struct StateAnswer<'a> {
 }
 
 impl StateAnswer<'_> {
-    /// Adds all of it to a response.
     pub fn answer(
         &self,
         asked: &StateRequest,
@@ -261,14 +241,13 @@ impl StateAnswer<'_> {
             let dims = tensor.tensor_dims(bound, &value.dims);
             let bytes = snapshot::value_bytes(bound.data_type, value);
             let memory = response.output(&tensor.c_name, bound.data_type, &dims, bytes)?;
-            let written;
+            // A state may be large, so its elements are copied only if they are not in this form yet.
             let elements = match &value.content {
-                InitialContent::Bytes(elements) => elements,
+                InitialContent::Bytes(elements) => Cow::Borrowed(elements),
                 _ => {
-                    let mut bytes = reserve(bytes)?;
-                    snapshot::append(&mut bytes, bound.data_type, value);
-                    written = bytes;
-                    &written
+                    let mut written = reserve(bytes)?;
+                    snapshot::append(&mut written, bound.data_type, value);
+                    Cow::Owned(written)
                 }
             };
             deliver(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
@@ -306,7 +285,6 @@ impl StateAnswer<'_> {
     }
 }
 
-/// Sends a tensor of one string.
 fn send_element(
     response: &Response,
     name: &str,
@@ -318,11 +296,11 @@ fn send_element(
         let why = format!("'{name}' would have {} bytes, but a string must be smaller than 4 GiB", element.len());
         return Err(conflict(why).into());
     };
+    // In Triton's form, the length of a string is in the four bytes in front of it.
     let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
     Ok(deliver(name, memory, [&length.to_le_bytes()[..], element].into_iter())?)
 }
 
-/// Reads the tensor of state number `index`, if the request carries it.
 fn read_state(
     api: &StateApi,
     index: usize,
@@ -332,22 +310,14 @@ fn read_state(
     let Some(input) = request.input(index) else { return Ok(None) };
     let tensor = &api.states[index];
     let name = || tensor.name.clone();
-    if input.data_type() != Some(state.data_type) {
-        let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
-        return Err(InputError::Type { name: name(), came, wanted: state.data_type });
-    }
+    check_type(input, state.data_type, name)?;
     let came = input.dims().to_vec();
-    let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
-    if came.len() != tensor.dims.len() || !tensor.dims.iter().zip(&came).all(fits) || !snapshot::fit_runtime(&came) {
+    if !dims_fit(&came, &tensor.dims) || !snapshot::fit_runtime(&came) {
         return Err(InputError::Shape { name: name(), came, wanted: tensor.dims.clone() });
     }
     let count = element_count(&came).unwrap_or(usize::MAX);
     if state.data_type == DataType::Bytes {
-        let not_copied = |error| InputError::not_copied(&tensor.name, error);
-        let elements = request.read_strings(index).map_err(not_copied)?;
-        if elements != Some(count) {
-            return Err(InputError::Strings { name: name(), came: elements, wanted: count });
-        }
+        check_strings(request, index, count, name)?;
     }
     let held = request.hold_input(index).map_err(|error| InputError::not_copied(&tensor.name, error))?;
     let content = match held.map(|held| held.elements) {
@@ -364,7 +334,28 @@ fn read_state(
     Ok(Some(Initial { dims: tensor.row_dims(state, &came), content }))
 }
 
-/// Reads the snapshot, which is bound as number `index`, if the request carries one.
+pub(super) fn check_type(input: Input, wanted: DataType, name: impl FnOnce() -> String) -> Result<(), InputError> {
+    match input.data_type() {
+        Some(came) if came == wanted => Ok(()),
+        came => {
+            let came = came.map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
+            Err(InputError::Type { name: name(), came, wanted })
+        }
+    }
+}
+
+pub(super) fn check_strings(
+    request: &mut Request,
+    index: usize,
+    wanted: usize,
+    name: impl Fn() -> String,
+) -> Result<(), InputError> {
+    match request.read_strings(index).map_err(|error| InputError::not_copied(&name(), error))? {
+        Some(came) if came == wanted => Ok(()),
+        came => Err(InputError::Strings { name: name(), came, wanted }),
+    }
+}
+
 fn read_snapshot(
     request: &mut Request,
     index: usize,
@@ -445,21 +436,23 @@ fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, StateApiErr
 }
 
 fn bad(name: &str, value: ParameterValue, allowed: &'static str) -> StateApiError {
-    let value = match value {
+    StateApiError::Parameter { name: name.to_owned(), value: written(value), allowed }
+}
+
+/// A value as errors show it.
+pub(super) fn written(value: ParameterValue) -> String {
+    match value {
         ParameterValue::Text(text) => format!("'{}'", echo(text)),
         ParameterValue::Int(number) => number.to_string(),
         ParameterValue::Bool(value) => value.to_string(),
         ParameterValue::Other => "of another type".to_owned(),
-    };
-    StateApiError::Parameter { name: name.to_owned(), value, allowed }
+    }
 }
 
-/// The request has several rows, each of another sequence.
 pub fn several_rows() -> StateApiError {
     conflict("a request of several rows cannot use the State API: send each row in its own request")
 }
 
-/// The request asks for things that exclude each other.
 pub fn conflict(why: impl Into<String>) -> StateApiError {
     StateApiError::Conflict(why.into())
 }

@@ -1,21 +1,27 @@
-//! What a row does between the steps of its request.
+//! What a row does between the steps of its request, and with `repeat`, which values a step gives to the next one.
 //!
 //! A step leaves its state with the sequence, like any request, so the next step finds it in place. Before the first of
 //! several steps, the course saves the sequence's state. A request that fails or is cancelled before its last step restores
 //! that state, so it changes nothing.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use rows::tensor::dims_fit;
+use rows::{reserve, strings};
 use sequences::Outcome;
 
 use super::Row;
 use super::course::Course;
 use super::generated::counts_after;
-use crate::binding::Binding;
-use crate::error::RequestError;
+use super::outputs::OnGpus;
+use super::respond::Answers;
+use super::state_api::written;
+use crate::binding::{Binding, BoundFeed, BoundRepeat, BoundStop, ShapeForm, Source};
+use crate::error::{InputError, RequestError, RunError};
 use crate::model::Extras;
 use crate::store::{Contexts, Saved};
-use crate::triton::{self, Response, Times};
+use crate::triton::{self, HeldElements, HeldInput, ParameterValue, Response, RowOutput, Times, echo};
 
 impl Row {
     /// Decides how many steps the request makes, and prepares the first one. `extras`: what its sequence keeps.
@@ -29,7 +35,6 @@ impl Row {
         self.set_inputs()
     }
 
-    /// Gives the row what its next step reads.
     fn set_inputs(&mut self) -> Result<(), RequestError> {
         let Some(course) = &mut self.course else { return Ok(()) };
         self.state.is_partial = course.made + 1 < course.steps;
@@ -47,13 +52,6 @@ impl Row {
     /// END that has not made all of its steps ends no sequence.
     pub fn may_be_undone(&self, is_stored: bool) -> bool {
         self.state.is_partial && !self.state.start && (!self.end || self.state.discards || is_stored)
-    }
-
-    /// Keeps the state that the sequence has before the first of several steps.
-    pub fn keep_before(&mut self, before: Saved) {
-        if let Some(course) = &mut self.course {
-            course.before = Some(before);
-        }
     }
 
     /// The state from before the request, if it must be restored: the request has not made all of its steps, or has
@@ -76,22 +74,14 @@ impl Row {
         self.course.as_ref().is_some_and(|course| course.made > 0)
     }
 
-    /// Whether its request has steps to make.
     pub fn has_more_steps(&self) -> bool {
         self.course.as_ref().is_some_and(|course| !course.is_over)
     }
 
-    /// Whether the request of a model with windows makes no step.
-    pub fn makes_no_step(&self) -> bool {
-        self.course.as_ref().is_some_and(|course| course.steps == 0)
-    }
-
-    /// Whether its time is over, between two steps.
     pub fn is_overdue(&self, now: impl FnOnce() -> Instant) -> bool {
         self.is_under_way() && self.deadline.is_some_and(|deadline| deadline <= now())
     }
 
-    /// A response for the outputs of its next step.
     pub fn step_response(&self, binding: &Binding) -> Result<Response, triton::Error> {
         let is_gathered = self.course.is_some() && !binding.answers_each_step;
         if is_gathered { Ok(Response::of_step()) } else { self.response() }
@@ -144,9 +134,11 @@ impl Row {
             extras.counts = counts;
         }
         if let Some(asked) = self.asked.as_mut().filter(|_| self.state.start) {
+            // From now on the row is no START, but if its answer fails, it must still leave no sequence.
             asked.progress.began = true;
         }
         (self.state.start, self.state.is_first) = (false, false);
+        // They were for the first step. The next one reads what that step has left.
         (self.state.given, self.state.contexts) = (Vec::new(), Contexts::Kept);
         if let Some(course) = &mut self.course {
             course.made += 1;
@@ -157,6 +149,7 @@ impl Row {
     /// The times of its request: those of a step, but from the first one on.
     pub fn times(&mut self, of_step: Times) -> Times {
         let Some(course) = &mut self.course else { return of_step };
+        // Triton's statistics have one entry for a request, so it begins with the first step and ends with the last.
         let began = *course.began.get_or_insert(of_step);
         Times { execute_start: began.execute_start, compute_start: began.compute_start, ..of_step }
     }
@@ -168,5 +161,81 @@ impl Row {
             error.message += &format!(" (step {}{of} of the request)", course.made + 1);
         }
         error
+    }
+
+    fn most_steps(&self, binding: &Binding, repeat: &BoundRepeat) -> Result<usize, InputError> {
+        let most = binding.most_steps.steps;
+        let Some((_, value)) = self.request.parameters(&["max_steps"]).next() else {
+            return if repeat.until.is_empty() { Err(InputError::NoMaxSteps) } else { Ok(most) };
+        };
+        let number = match value {
+            ParameterValue::Int(number) => usize::try_from(number).ok(),
+            ParameterValue::Text(text) => echo(text).parse().ok(),
+            ParameterValue::Bool(_) | ParameterValue::Other => None,
+        };
+        let is_allowed = |number: &usize| (1..=most).contains(number);
+        number.filter(is_allowed).ok_or_else(|| InputError::MaxSteps { value: written(value), most })
+    }
+}
+
+impl Answers<'_> {
+    /// Ends a row's steps if an output says so. Otherwise reads the outputs that the next step takes as inputs.
+    pub fn repeat(&self, position: usize, row: &mut Row) -> Result<(), RequestError> {
+        let (Some(repeat), Some(course)) = (&self.binding.repeat, &mut row.course) else { return Ok(()) };
+        for stop in &repeat.until {
+            if self.is_stopped(stop, position)? {
+                course.is_stopped = Some(true);
+                row.state.is_partial = false;
+            }
+        }
+        if !row.state.is_partial {
+            course.steps = course.made + 1;
+            return Ok(());
+        }
+        course.repeated.clear();
+        for &feed in &repeat.feeds {
+            let (input, value) = self.fed(feed, position, row)?;
+            if let Some(course) = &mut row.course {
+                course.repeated.push((input, value));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_stopped(&self, stop: &BoundStop, position: usize) -> Result<bool, RunError> {
+        let Some(output) = &self.outputs[stop.output] else { return Ok(false) };
+        let (part, size) = (output.row(position), output.bound.data_type.byte_size().unwrap_or(1));
+        let mut elements = reserve(part.bytes())?;
+        rows::copies::pieces(&part, output.view.bytes).for_each(|piece| elements.extend_from_slice(piece));
+        Ok(elements.chunks_exact(size).any(|element| stop.values.iter().any(|value| value == element)))
+    }
+
+    /// An output of a row in the form of a request's input, with the position of that input.
+    fn fed(&self, feed: BoundFeed, position: usize, row: &Row) -> Result<(usize, HeldInput), RequestError> {
+        let (input, output) = (&self.binding.inputs[feed.input], &self.binding.outputs[feed.output]);
+        let taken = Response::of_step();
+        if let Some(answer) = &self.outputs[feed.output] {
+            // A response of a step is in host memory, so nothing is left over for a GPU.
+            self.add(&taken, answer, position, row, &mut OnGpus::default())?;
+        }
+        let (Source::Request(request), Some(RowOutput { data_type, dims, bytes, .. })) =
+            (&input.source, taken.take_outputs().pop())
+        else {
+            return Err(InputError::Missing(input.name.clone()).into());
+        };
+        let mut dims = dims.to_vec();
+        if request.form == ShapeForm::BatchInside {
+            dims.insert(0, 1);
+        }
+        let wanted = request.request_dims(input);
+        if !dims_fit(&dims, &wanted) {
+            let (output, input) = (output.name.clone(), input.name.clone());
+            return Err(RunError::RepeatedShape { output, input, dims, wanted }.into());
+        }
+        let elements = match strings::read(&bytes).ok().flatten().filter(|_| data_type.byte_size().is_none()) {
+            Some(read) => HeldElements::Strings(Arc::new(read)),
+            None => HeldElements::Bytes(Arc::new(bytes)),
+        };
+        Ok((request.position, HeldInput { data_type, dims: dims.into(), elements, charge: None }))
     }
 }

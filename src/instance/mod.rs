@@ -4,7 +4,6 @@
 
 mod state_api;
 mod steps;
-mod stored;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,14 +12,13 @@ use gpu_rows::Queue;
 use sequences::scheduler::Over;
 use sequences::{Admission, Finished};
 
+use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
 use crate::batch::gather::gather;
 use crate::batch::generated::note_counts;
 use crate::batch::grouping::Grouping;
 use crate::batch::isolation::{Isolation, Standing};
-use crate::batch::padding_check::check_padding;
-use crate::batch::respond::{Answers, empty_response};
-use crate::batch::warm_up::warm_up;
+use crate::batch::respond::{Answers, Filled, empty_response};
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
 use crate::error::{LoadError, RequestError, RunError};
@@ -36,9 +34,9 @@ use crate::triton::{self, Request, Response, Times, monotonic_ns};
 pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
-    sequences: Arc<LiveSequences>,
+    pub sequences: Arc<LiveSequences>,
     kind: InstanceKind,
-    number: u32,
+    pub number: u32,
     expected: Expected,
     grouping: Grouping,
     isolation: Isolation,
@@ -52,7 +50,6 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
         let gpu = if model.config.is_on_gpu() { triton.gpu()? } else { None };
@@ -63,7 +60,7 @@ impl Instance {
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.queues.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
-        let copier = queue.map_or(Copier::on_host(), Copier::on_device);
+        let copier = queue.map_or(Copier::default(), Copier::on_device);
         let mut step = Step::new(session, &spec, copier.clone())?;
         let limits = StoreLimits {
             most_rows: model.config.most_rows(),
@@ -71,6 +68,7 @@ impl Instance {
             sequence_bytes: model.config.states.limits.per_sequence,
         };
         let mut store = StateStore::new(model.binding.clone(), sequences.clone(), copier.clone(), limits);
+        // Once for a model, because all of its instances run the same graph.
         if number == 0 {
             check_padding(&model.binding, model.config.max_rows_per_run, &mut store, &mut step, &copier)?;
         }
@@ -90,26 +88,21 @@ impl Instance {
             }
         }
         let initial = model.initial_model.as_ref().map(|of| InitialStep::new(of.session.clone(), &of.binding));
-        let initial = initial.transpose()?;
         // The model for initial states reads the inputs, too.
         let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
-        let (expected, grouping) =
-            (Expected::new(&model.binding, model.state_api.as_ref(), gpu), Grouping::new(&model.binding));
-        let isolation = Isolation::new(model.config.max_batch_size);
-        let report = Report::new(&model.config);
         Ok(Self {
             triton,
             sequences,
             kind,
             number,
-            expected,
-            grouping,
-            isolation,
+            expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
+            grouping: Grouping::new(&model.binding),
+            isolation: Isolation::new(model.config.max_batch_size),
             copier,
             step,
             store,
-            initial,
-            report,
+            initial: initial.transpose()?,
+            report: Report::new(&model.config),
             run_ns: 0,
             model,
         })
@@ -189,7 +182,6 @@ impl Instance {
         }
     }
 
-    /// Ends sequences that have no request.
     pub fn end(&mut self, over: &[Over]) {
         self.sequences.end_lanes(self.number, over, |slot| self.store.drop(slot));
     }
@@ -197,14 +189,6 @@ impl Instance {
     /// A turn that the clock gives: ends the sequences that are over. Returns when to come again.
     pub fn tick(&mut self) -> Instant {
         self.sequences.tick(self.number, |slot| self.store.drop(slot))
-    }
-
-    pub const fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub const fn sequences(&self) -> &Arc<LiveSequences> {
-        &self.sequences
     }
 
     /// Decode: requests become rows.
@@ -251,7 +235,8 @@ impl Instance {
             let Some(answer) = answer else { return false };
             // An END that is sent again finds its sequence in the store, with the steps before it.
             if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
-                row.end_nothing();
+                row.state.lease.iter_mut().for_each(|lease| _ = lease.postpone_end());
+                row.asked.iter_mut().for_each(|asked| asked.progress.ends = false);
             }
             self.answer_row(row, answer, times.ending_at(monotonic_ns()));
             true
@@ -323,7 +308,6 @@ impl Instance {
         })
     }
 
-    /// Takes the rows that run together next.
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
         let most = self.model.config.max_rows_per_run;
         if rows.len() <= most && self.grouping.is_any() && self.isolation.is_over() {
@@ -331,13 +315,15 @@ impl Instance {
         }
         rows.sort_by_key(|row| self.isolation.standing(row.good()));
         let standing = rows.first().map(|first| self.isolation.standing(first.good()));
+        // Alone, a row that fails again costs one run, its own.
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
         let mut batch = self.grouping.batch(most);
         for row in std::mem::take(rows) {
+            // Rows of one standing only, so that one that may fail makes no trusted row run again.
             let is_like_first = standing == Some(self.isolation.standing(row.good()));
             rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }
-        batch.into_rows()
+        batch.rows
     }
 
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
@@ -347,13 +333,13 @@ impl Instance {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
         if let (Err(error @ RequestError::Run(RunError::PaddedState { .. })), true) =
-            (&ran, self.grouping.pads_states())
+            (&ran, self.grouping.padding.is_some())
         {
             log::warn!(
                 "{}: {error}; from now on, rows whose states have different lengths run apart",
                 self.model.config.model
             );
-            self.grouping.pad_no_states();
+            self.grouping.padding = None;
         }
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => {
@@ -428,16 +414,14 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes the responses of a batch that ran over `rows` rows.
-    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
+    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Filled>, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
         let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response(&self.model.binding)?)).collect();
         answers.fill_responses(batch, &mut responses)?;
         Ok(self.gather_steps(&answers, batch, responses))
     }
 
-    /// Answers the rows of a batch whose states have been stored.
-    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
+    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Filled>, mut times: Times) {
         times.execute_end = monotonic_ns();
         let each = self.model.binding.answers_each_step;
         for (row, response) in batch.iter_mut().zip(responses) {
@@ -492,8 +476,7 @@ impl Instance {
         }
     }
 
-    /// Makes the answer to a request, and counts it.
-    fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
+    fn answer_row(&self, row: &mut Row, answer: Filled, times: Times) {
         let answer = answer.inspect_err(|error| self.sequences.metrics.count_failed(error.reason()));
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer.map_err(|error| row.at_step(error.into())));
@@ -503,6 +486,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        // No other instance knows where the states of its sequences are, so none can go on with them.
         self.sequences.retire_instance(self.number);
     }
 }

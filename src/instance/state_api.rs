@@ -1,17 +1,18 @@
-//! Carries out the calls of the State API, with a run or without one.
+//! What requests and a store do to the state of a sequence besides a run: the calls of the State API, with a run or without
+//! one, and sequences that come from a store or go there.
 
-use sequences::SequenceId;
 use sequences::pool::SlotId;
+use sequences::{Admission, Key, SequenceId};
 
 use super::Instance;
 use crate::batch::Row;
 use crate::batch::generated::counts_after;
-use crate::batch::respond::empty_response;
+use crate::batch::respond::{Filled, empty_response};
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
-use crate::binding::{Initial, InitialContent};
+use crate::binding::{BoundState, Initial, InitialContent};
 use crate::config::Strategy;
-use crate::error::{AdmissionError, InputError, RequestError, StateApiError};
-use crate::model::{Answered, Extras, Lease};
+use crate::error::{AdmissionError, InputError, RequestError, StateApiError, StoredError};
+use crate::model::{Answered, Extras, Lease, RepeatKey};
 use crate::panic;
 use crate::snapshot::Snapshot;
 use crate::store::{Contexts, SequenceState, WriteError};
@@ -54,6 +55,7 @@ impl Instance {
             return Err(conflict("a request without a sequence cannot use the State API").into());
         };
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
+            // Such an END is acknowledged without a run, even if it brings inputs.
             asked.progress.runs = false;
         }
         self.check(row, asked, slot)?;
@@ -104,7 +106,6 @@ impl Instance {
         Some(extras)
     }
 
-    /// Refuses what this model, or this sequence now, cannot do.
     fn check(&self, row: &Row, asked: &StateRequest, slot: SlotId) -> Result<(), StateApiError> {
         if asked.resume && !matches!(self.model.config.strategy, Strategy::Own(_)) {
             return Err(conflict(
@@ -133,7 +134,6 @@ impl Instance {
         Some((extras.left.first().map_or(0, Vec::len) / window.element_bytes.max(1)) as u64)
     }
 
-    /// Gives a row the values that its run reads.
     fn prepare_run(
         &mut self,
         row: &mut Row,
@@ -144,12 +144,9 @@ impl Instance {
         self.hold(row, extras)?;
         if row.state.start && asked.discards {
             // The sequence begins with the state that the run reads, so this is kept first.
-            let state = self.first_state(given, contexts);
-            self.write(row, &state)?;
-            (given, row.state.start, asked.progress.began) = (Vec::new(), false, true);
-            if let Some(extras) = row.extras.take() {
-                self.sequences.change_extras(slot, |kept| std::mem::replace(kept, *extras));
-            }
+            let extras = row.extras.take().map(|extras| *extras);
+            self.apply(row, slot, Change { given: std::mem::take(&mut given), contexts, extras })?;
+            (row.state.start, asked.progress.began) = (false, true);
         } else {
             if !row.state.start && !given.is_empty() {
                 // The run reads the states that are not given from the slot.
@@ -164,7 +161,6 @@ impl Instance {
         Ok(())
     }
 
-    /// Changes the state of a row's sequence without a run.
     pub(super) fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
         let Change { given, contexts, extras } = change;
         if row.state.start {
@@ -242,8 +238,7 @@ impl Instance {
     fn first_state(&self, given: Vec<Option<Initial>>, contexts: Contexts) -> SequenceState {
         let binding = &self.model.binding;
         let mut given = given.into_iter().chain(std::iter::repeat(None));
-        let state =
-            |state: &crate::binding::BoundState| given.next().flatten().unwrap_or_else(|| state.initial.clone());
+        let state = |state: &BoundState| given.next().flatten().unwrap_or_else(|| state.initial.clone());
         let states = binding.states.iter().map(state).collect();
         let contexts = match contexts {
             Contexts::Given(bytes) => bytes,
@@ -272,6 +267,7 @@ impl Instance {
             changed |= brought.is_some();
             extras.held[position] = brought.or_else(|| extras.held[position].take());
         }
+        // Before the row gets any of them, so that a request over the limit changes nothing.
         self.charge_held(&mut extras.held)?;
         for (input, of) in self.model.binding.request_inputs().filter(|(_, of)| of.is_held) {
             match &extras.held[of.position] {
@@ -315,10 +311,9 @@ impl Instance {
         Ok(self.store.read(slot)?.ok_or_else(|| conflict("the sequence is over"))?)
     }
 
-    /// Gives the sequence of a row another state.
     fn write(&mut self, row: &mut Row, state: &SequenceState) -> Result<(), RequestError> {
         let Some(lease) = &mut row.state.lease else { return Ok(()) };
-        let written = self.store.write(lease.slot(), state);
+        let written = self.store.write(lease.slot(), state, None);
         if matches!(written, Err(WriteError::Copy(_))) {
             lease.spoil();
         }
@@ -326,7 +321,6 @@ impl Instance {
         Ok(())
     }
 
-    /// The answer of a request that does not run.
     fn answer_without_run(&mut self, row: &mut Row, asked: Option<&StateRequest>) -> Result<Response, RequestError> {
         let response = match asked {
             Some(asked) if !row.end || asked.delete || asked.reads() => {
@@ -341,7 +335,6 @@ impl Instance {
         Ok(response)
     }
 
-    /// Adds what a request asks for of the state to its response.
     pub(super) fn answer_reads(
         &mut self,
         row: &Row,
@@ -369,7 +362,7 @@ impl Instance {
     pub(super) fn finish_operations(
         &mut self,
         batch: &mut [Row],
-        responses: &mut [Result<Response, RequestError>],
+        responses: &mut [Filled],
     ) -> Result<(), RequestError> {
         let binding = &self.model.binding;
         let keeps_nothing =
@@ -413,6 +406,53 @@ impl Instance {
             row.asked = Some(asked);
         }
         Ok(())
+    }
+}
+
+/// What an instance does for sequences that are kept in a store: it takes them in, and gives their bytes.
+impl Instance {
+    /// Begins a sequence with a state that a store had. Its lane has no other. Returns how many steps it has made.
+    pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<u64, RequestError> {
+        let decoded = Snapshot::decode(bytes, &self.model.binding);
+        let Snapshot { state, mut extras } =
+            decoded.map_err(|source| StoredError::Damaged { id: key.id.clone(), source })?;
+        let steps = extras.steps;
+        self.charge_held(&mut extras.held)?;
+        let admission = Admission { key: key.clone(), start: true, end: false };
+        let leases = self.sequences.admit(self.number, &[admission], |slot| self.store.drop(slot));
+        for lease in leases {
+            let mut lease = lease.map_err(|refusal| self.model.refusal(self.kind, refusal, key.id.clone()))?;
+            self.store.write(lease.slot(), &state, None)?;
+            let extras = std::mem::take(&mut extras);
+            self.sequences.change_extras(lease.slot(), |kept| std::mem::replace(kept, extras));
+            // If an error drops the lease before this, it leaves no sequence.
+            lease.advance();
+        }
+        Ok(steps)
+    }
+
+    /// The sequence in a slot as bytes, behind `answer`; `None` if it is over.
+    pub fn saveable(&mut self, slot: SlotId, answer: &[u8]) -> Result<Option<Vec<u8>>, RequestError> {
+        let Some(state) = self.store.read(slot)? else { return Ok(None) };
+        let Some(extras) = self.sequences.extras(slot) else { return Ok(None) };
+        Ok(Some(Snapshot { state, extras }.encode_after(answer, &self.model.binding)?))
+    }
+
+    /// The same, of the sequence in a lane that has no request running.
+    pub fn saveable_in(&mut self, lane: u32) -> Result<Option<Vec<u8>>, RequestError> {
+        let Some(slot) = self.sequences.slot_in_lane(self.number, lane) else { return Ok(None) };
+        self.saveable(slot, b"")
+    }
+
+    /// Whether a request comes at the step of its sequence that it says. The sequence in the lane has no request running.
+    pub fn is_at(&self, lane: u32, RepeatKey { step, left, .. }: RepeatKey) -> bool {
+        let slot = self.sequences.slot_in_lane(self.number, lane);
+        let Some(extras) = slot.and_then(|slot| self.sequences.extras(slot)) else { return false };
+        step == extras.steps && left.is_none_or(|left| Some(left) == self.left_over(&extras))
+    }
+
+    pub fn has(&self, lane: u32) -> bool {
+        self.sequences.slot_in_lane(self.number, lane).is_some()
     }
 }
 

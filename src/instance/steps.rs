@@ -6,16 +6,16 @@ use sequences::Outcome;
 
 use super::Instance;
 use super::state_api::Change;
-use crate::batch::respond::{Answers, empty_response};
+use crate::batch::respond::{Answers, Filled, empty_response};
 use crate::batch::state_api::conflict;
 use crate::batch::{Row, fault};
 use crate::error::RequestError;
 use crate::model::{Answered, Extras, Lease};
 use crate::panic;
+use crate::store::Saved;
 use crate::triton::{Response, Times};
 
 impl Instance {
-    /// Admits rows, and prepares their first step.
     pub(super) fn begin(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let rows = self.admit(rows);
         fault::point("admit", rows.iter().map(|row| &row.request));
@@ -29,7 +29,7 @@ impl Instance {
     /// Makes a step of each row. Returns those that have steps left.
     pub(super) fn make_step(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut rows = self.check_under_way(rows, times, answered);
-        if self.grouping.has_open_states() {
+        if self.grouping.has_open_states {
             self.store.note_dims(&mut rows);
         }
         let mut rows = self.count(rows, times, answered);
@@ -76,13 +76,13 @@ impl Instance {
             let kept = kept.next().unwrap_or_default();
             let extras = row.extras.take().map_or(kept, |extras| *extras);
             row.open_course(&of.model.binding, extras)?;
-            if row.makes_no_step() {
+            if row.course.as_ref().is_some_and(|course| course.steps == 0) {
                 return of.answer_without_step(row).map(Some);
             }
             let slot = row.state.lease.as_ref().map(Lease::slot);
-            if let Some(slot) = slot.filter(|_| row.may_be_undone(of.model.keeper.is_some())) {
-                let saved = of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?;
-                row.keep_before(saved);
+            let may_be_undone = row.may_be_undone(of.model.keeper.is_some());
+            if let (true, Some(slot), Some(course)) = (may_be_undone, slot, &mut row.course) {
+                course.before = Some(of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?);
             }
             Ok(None)
         })
@@ -122,16 +122,11 @@ impl Instance {
 
     /// Takes the outputs of a step, and those that the next step reads. After the last step, makes the response to the
     /// request.
-    pub(super) fn gather_steps(
-        &self,
-        answers: &Answers,
-        batch: &mut [Row],
-        responses: Vec<Result<Response, RequestError>>,
-    ) -> Vec<Result<Response, RequestError>> {
+    pub(super) fn gather_steps(&self, answers: &Answers, batch: &mut [Row], responses: Vec<Filled>) -> Vec<Filled> {
         if !self.model.binding.makes_steps() {
             return responses;
         }
-        let gather = |(position, (row, response)): (usize, (&mut Row, Result<Response, RequestError>))| {
+        let gather = |(position, (row, response)): (usize, (&mut Row, Filled))| {
             panic::catch_result(|| {
                 let response = response?;
                 answers.repeat(position, row)?;
@@ -143,7 +138,7 @@ impl Instance {
 
     /// Prepares the next steps of the rows of a batch whose states have been stored. After the last step, the state from before
     /// the request is not needed, unless the request leaves it as it was.
-    pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Result<Response, RequestError>]) {
+    pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Filled]) {
         for (row, response) in batch.iter_mut().zip(responses).filter(|(_, of)| of.is_ok()) {
             if !row.state.is_partial {
                 row.forget_before();
@@ -156,9 +151,11 @@ impl Instance {
     /// Restores the state from before a row's request, if the request has made steps but must not change its sequence. If
     /// that fails, the sequence ends.
     pub(super) fn undo_steps(&mut self, row: &mut Row) {
-        let Some(before) = row.take_before() else { return };
+        let Some(Saved { state, charge }) = row.take_before() else { return };
         let Some(lease) = &mut row.state.lease else { return };
-        let restored: Result<_, RequestError> = panic::catch_result(|| Ok(self.store.restore(lease.slot(), before)?));
+        // The budget may be used up by now, so the state is restored with what was charged when it was saved.
+        let restored: Result<_, RequestError> =
+            panic::catch_result(|| Ok(self.store.write(lease.slot(), &state, charge)?));
         match restored {
             Ok(_) if lease.outcome() == Outcome::Lost => lease.undo(),
             Ok(_) => {}

@@ -7,10 +7,8 @@
 //!
 //! Not for: deciding which bytes are copied where.
 
-mod bytes;
-mod slab;
+mod fixed;
 mod varying;
 
-pub use bytes::{Bytes, BytesMut, MemoryError, TensorMemory};
-pub use slab::{Slab, SlotMemory, SlotSpec};
+pub use fixed::{Bytes, BytesMut, MemoryError, Slab, SlotMemory, SlotSpec, TensorMemory};
 pub use varying::{Budget, Charge, NoRoom, PAGES_FROM, Shared, Varying};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gpu_rows::{Device, DeviceBuffer, DeviceError};
 use rows::{Buffer, NoMemory};
 
-use super::bytes::{Bytes, BytesMut, MemoryError};
+use super::fixed::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
 /// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.
@@ -29,16 +29,8 @@ pub struct Budget {
 /// Why a state cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
-    /// The budget does not allow it.
     #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use (max_state_bytes)")]
-    Budget {
-        /// What was asked for.
-        wanted: usize,
-        /// What is in use.
-        used: usize,
-        /// What may be in use.
-        limit: usize,
-    },
+    Budget { wanted: usize, used: usize, limit: usize },
     /// The system or the device has no more.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -51,12 +43,10 @@ impl From<NoMemory> for NoRoom {
 }
 
 impl Budget {
-    /// A budget of which nothing is used.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
-    /// Bytes in use.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -73,7 +63,6 @@ impl Budget {
     }
 }
 
-/// A part of a budget.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -81,7 +70,6 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes `bytes` bytes of the budget.
     pub fn new(budget: &Arc<Budget>, bytes: usize) -> Result<Self, NoRoom> {
         budget.take(bytes)?;
         Ok(Self { budget: budget.clone(), bytes })
@@ -121,18 +109,9 @@ pub struct Varying<T> {
 
 /// A row of a tensor that the sequences of a batch share.
 pub struct Shared<T> {
-    /// What the tensor belongs to.
     pub tensors: Arc<T>,
-    /// Which row.
     pub position: usize,
-    /// Bytes of the row.
     pub bytes: usize,
-}
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        Self { tensors: self.tensors.clone(), position: self.position, bytes: self.bytes }
-    }
 }
 
 impl<T> Varying<T> {
@@ -200,13 +179,14 @@ impl<T> Varying<T> {
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        // Never less than before, because what is kept stays until `write` replaces it.
         self.charge.set(bytes.max(self.charge.bytes))?;
         self.make_room(bytes)
     }
 
     fn make_room(&mut self, wanted: usize) -> Result<(), NoRoom> {
         let Some(device) = &self.device else { return self.bytes.reserve(wanted) };
-        let now = if let Elements::Device { buffer, .. } = &self.bytes { buffer.byte_len() } else { 0 };
+        let now = if let Room::Device(buffer) = &self.bytes.room { buffer.byte_len() } else { 0 };
         if wanted > now.max(self.next.as_ref().map_or(0, DeviceBuffer::byte_len)) {
             // Memory of a device is there when it is asked for: a half more is enough to grow by.
             let grown = wanted.max(now + now / 2).next_multiple_of(DEVICE_GRAIN);
@@ -218,7 +198,7 @@ impl<T> Varying<T> {
     /// `bytes` bytes, for which there is room, to be written.
     fn room(&mut self, bytes: usize) -> BytesMut<'_> {
         if let Some(buffer) = self.next.take() {
-            self.bytes = Elements::Device { buffer, len: 0 };
+            self.bytes = Elements { room: Room::Device(buffer), len: 0 };
         }
         self.bytes.resize(bytes)
     }
@@ -247,40 +227,46 @@ impl<T> Varying<T> {
 }
 
 /// Bytes that can grow, aligned for any element.
-enum Elements {
-    Allocated { words: Vec<u64>, len: usize },
-    Pages { pages: Buffer, len: usize },
-    Device { buffer: DeviceBuffer, len: usize },
+struct Elements {
+    room: Room,
+    len: usize,
+}
+
+enum Room {
+    Allocated(Vec<u64>),
+    Pages(Buffer),
+    Device(DeviceBuffer),
 }
 
 impl Elements {
     const fn none() -> Self {
-        Self::Allocated { words: Vec::new(), len: 0 }
+        Self { room: Room::Allocated(Vec::new()), len: 0 }
     }
 
     fn bytes(&self) -> Bytes<'_> {
-        match self {
-            Self::Allocated { words, len } => Bytes::Host(&bytemuck::cast_slice(words)[..*len]),
-            Self::Pages { pages, len } => Bytes::Host(&pages.bytes()[..*len]),
-            Self::Device { buffer, len } => Bytes::Device(buffer.span(0, *len)),
+        match &self.room {
+            Room::Allocated(words) => Bytes::Host(&bytemuck::cast_slice(words)[..self.len]),
+            Room::Pages(pages) => Bytes::Host(&pages.bytes()[..self.len]),
+            Room::Device(buffer) => Bytes::Device(buffer.span(0, self.len)),
         }
     }
 
     /// Room for `wanted` bytes on the host; the contents stay.
     fn reserve(&mut self, wanted: usize) -> Result<(), NoRoom> {
-        match self {
-            Self::Allocated { words, .. } if wanted < PAGES_FROM => {
+        match &mut self.room {
+            Room::Allocated(words) if wanted < PAGES_FROM => {
                 let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
+                // Exact, because no more may be allocated than is paid for.
                 words.try_reserve_exact(more).map_err(|_| NoMemory { bytes: wanted })?;
                 words.resize(words.len() + more, 0);
             }
-            Self::Allocated { words, len } => {
+            Room::Allocated(words) => {
                 let mut pages = Buffer::new(wanted)?;
-                pages.bytes_mut()[..*len].copy_from_slice(&bytemuck::cast_slice(words)[..*len]);
-                *self = Self::Pages { pages, len: *len };
+                pages.bytes_mut()[..self.len].copy_from_slice(&bytemuck::cast_slice(words)[..self.len]);
+                self.room = Room::Pages(pages);
             }
-            Self::Pages { pages, .. } if wanted > pages.len() => pages.resize(wanted)?,
-            Self::Pages { .. } | Self::Device { .. } => {}
+            Room::Pages(pages) if wanted > pages.len() => pages.resize(wanted)?,
+            Room::Pages(_) | Room::Device(_) => {}
         }
         Ok(())
     }
@@ -288,30 +274,28 @@ impl Elements {
     /// `wanted` bytes, for which there is room, to be written. What is not needed any more goes back to the system.
     fn resize(&mut self, wanted: usize) -> BytesMut<'_> {
         let mut smaller = Self::none();
-        if matches!(self, Self::Pages { .. }) && wanted < PAGES_FROM && smaller.reserve(wanted).is_ok() {
+        if matches!(self.room, Room::Pages(_)) && wanted < PAGES_FROM && smaller.reserve(wanted).is_ok() {
             *self = smaller;
         }
-        match self {
-            Self::Allocated { len, .. } | Self::Pages { len, .. } | Self::Device { len, .. } => *len = wanted,
-        }
+        self.len = wanted;
         self.trim();
-        match self {
-            Self::Allocated { words, len } => BytesMut::Host(&mut bytemuck::cast_slice_mut(words)[..*len]),
-            Self::Pages { pages, len } => BytesMut::Host(&mut pages.bytes_mut()[..*len]),
-            Self::Device { buffer, len } => BytesMut::Device(buffer.span(0, *len)),
+        match &mut self.room {
+            Room::Allocated(words) => BytesMut::Host(&mut bytemuck::cast_slice_mut(words)[..wanted]),
+            Room::Pages(pages) => BytesMut::Host(&mut pages.bytes_mut()[..wanted]),
+            Room::Device(buffer) => BytesMut::Device(buffer.span(0, wanted)),
         }
     }
 
     /// Gives back what is behind the contents, on the host.
     fn trim(&mut self) {
-        match self {
-            Self::Allocated { words, len } => {
-                words.truncate(len.div_ceil(size_of::<u64>()));
+        match &mut self.room {
+            Room::Allocated(words) => {
+                words.truncate(self.len.div_ceil(size_of::<u64>()));
                 words.shrink_to_fit();
             }
             // If the system refuses, the mapping stays as it is.
-            Self::Pages { pages, len } if *len < pages.len() => drop(pages.resize(*len)),
-            Self::Pages { .. } | Self::Device { .. } => {}
+            Room::Pages(pages) if self.len < pages.len() => drop(pages.resize(self.len)),
+            Room::Pages(_) | Room::Device(_) => {}
         }
     }
 }
@@ -334,7 +318,7 @@ mod tests {
         }
         assert!(state.write(&[1, 0], 0).host().is_empty());
         assert_eq!(budget.used(), 0);
-        assert!(matches!(state.bytes, Elements::Allocated { .. }), "the pages have gone back");
+        assert!(matches!(state.bytes.room, Room::Allocated(_)), "the pages have gone back");
     }
 
     #[test]
@@ -379,10 +363,10 @@ mod tests {
 
     /// Bytes that the host has allocated for a state.
     fn allocated(state: &Varying<()>) -> usize {
-        match &state.bytes {
-            Elements::Allocated { words, .. } => size_of::<u64>() * words.capacity(),
-            Elements::Pages { pages, .. } => pages.len(),
-            Elements::Device { .. } => 0,
+        match &state.bytes.room {
+            Room::Allocated(words) => size_of::<u64>() * words.capacity(),
+            Room::Pages(pages) => pages.len(),
+            Room::Device(_) => 0,
         }
     }
 

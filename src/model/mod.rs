@@ -182,10 +182,10 @@ impl Model {
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
             self.sessions.source,
-            library.version(),
-            library.path().display()
+            library.version,
+            library.path.display()
         );
-        let explained = explain(&self.config, &self.binding, session.signature(), plan.origins);
+        let explained = explain(&self.config, &self.binding, &session.signature, plan.origins);
         let rows = plan.rows.as_deref();
         for line in self.config.to_string().lines().chain(explained.lines()).chain(rows) {
             log::info!("model {name}: {line}");
@@ -204,7 +204,7 @@ impl Model {
         for note in &plan.notes {
             log::info!("model {name}: {note}");
         }
-        let of_binding = self.binding.warnings(&self.config, session.signature());
+        let of_binding = self.binding.warnings(&self.config, &session.signature);
         for warning in plan.warnings.iter().chain(&of_binding) {
             log::warn!("model {name}: {warning}");
         }
@@ -310,7 +310,7 @@ fn check_graphs(
     source: &ModelSource,
 ) -> Result<(), LoadError> {
     if !library.tells_read_on_host() {
-        return Err(LoadError::NoCudaGraph(library.version().to_owned()));
+        return Err(LoadError::NoCudaGraph(library.version.clone()));
     }
     let read_on_host = || {
         let input = binding.inputs.iter().find(|input| session.reads_on_host(&input.name) != Some(false))?;

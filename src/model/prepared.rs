@@ -75,9 +75,9 @@ impl Prepared {
         // Completion changes `partial`, and a second completion begins with what the user wrote.
         let written = partial.clone();
         let onnx = OnnxModel {
-            signature: session.signature(),
-            description: session.graph_description(),
-            metadata: session.metadata(),
+            signature: &session.signature,
+            description: session.graph_description.as_deref(),
+            metadata: &session.metadata,
         };
         let mut prepared = Self::from_onnx(partial, onnx, model, repository, settings)?;
         if prepared.config.max_rows_per_run <= 1 {
@@ -243,7 +243,7 @@ impl Prepared {
             return Ok(None);
         };
         let session = Arc::new(Session::open(library, &source, &self.config.session, Provider::Cpu)?);
-        let bound = InitialModel::new(&self.binding, session.signature())?;
+        let bound = InitialModel::new(&self.binding, &session.signature)?;
         if !bound.inputs.is_empty() {
             self.binding.check_initial_model(&label)?;
             self.binding.set_initial_from_model(&bound);
@@ -268,7 +268,7 @@ pub struct InitialStep {
 
 impl InitialStep {
     pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
-        Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
+        Ok(Self { step: Step::new(session, &model.step, Copier::default())? })
     }
 
     /// Computes the initial states of a sequence that starts with `request`. Returns one entry for each state, `None`

@@ -5,7 +5,6 @@ use rows::tensor::{DataType, Dims};
 /// The result of a row in one output.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Name of the output.
     pub name: String,
     pub data_type: DataType,
     /// With 1 for the batch axis.
@@ -77,23 +76,14 @@ pub const fn is_float(data_type: DataType) -> bool {
     matches!(data_type, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// How much values of a type may differ, as a share of the largest.
-const fn rounding(data_type: DataType) -> f64 {
+/// How much values of a type may differ, as a share of the largest; and however small they are, as a share of the numbers that
+/// they were computed from.
+const fn rounding(data_type: DataType) -> (f64, f64) {
     match data_type {
-        DataType::Fp64 | DataType::Fp32 => 1e-3,
-        DataType::Fp16 => 1e-2,
-        DataType::Bf16 => 5e-2,
-        _ => 0.0,
-    }
-}
-
-/// How much values of a type may differ however small they are, as a share of the numbers that they were computed from.
-const fn left_over(data_type: DataType) -> f64 {
-    match data_type {
-        DataType::Fp64 | DataType::Fp32 => 1e-6,
-        DataType::Fp16 => 1e-3,
-        DataType::Bf16 => 1e-2,
-        _ => 0.0,
+        DataType::Fp64 | DataType::Fp32 => (1e-3, 1e-6),
+        DataType::Fp16 => (1e-2, 1e-3),
+        DataType::Bf16 => (5e-2, 1e-2),
+        _ => (0.0, 0.0),
     }
 }
 
@@ -112,12 +102,12 @@ impl Answer {
         if self.bytes == shared.bytes {
             return None;
         }
-        let (alone, shared) = (self.numbers(), shared.numbers());
-        let largest =
-            alone.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
+        let (of_largest, of_input) = rounding(*data_type);
+        let limit = (of_largest * largest(*data_type, &self.bytes)).max(of_input * largest_input.max(1.0));
+        let (alone, shared) = (numbers(*data_type, &self.bytes), numbers(*data_type, &shared.bytes));
         let differs = |(alone, shared): (&f64, &f64)| {
-            let is_close = (alone - shared).abs()
-                <= (rounding(*data_type) * largest).max(left_over(*data_type) * largest_input.max(1.0));
+            // Not `>`: the difference of a number and of NaN, or of two infinities, is NaN.
+            let is_close = (alone - shared).abs() <= limit;
             !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
         };
         let (at, (alone, shared)) = alone.iter().zip(&shared).enumerate().find(|(_, pair)| differs(*pair))?;
@@ -126,7 +116,7 @@ impl Answer {
 
     /// The first element, or 0.
     pub fn first_number(&self) -> f64 {
-        self.numbers().first().copied().unwrap_or(0.0)
+        numbers(self.data_type, &self.bytes).first().copied().unwrap_or(0.0)
     }
 
     /// Leaves the first `length` elements along an axis.
@@ -139,10 +129,6 @@ impl Answer {
         self.bytes = self.bytes.chunks_exact(whole.max(1)).flat_map(|part| &part[..kept]).copied().collect();
         self.dims[axis] = length;
     }
-
-    fn numbers(&self) -> Vec<f64> {
-        numbers(self.data_type, &self.bytes)
-    }
 }
 
 /// The largest finite number of a type in these bytes; 0 for whole numbers.
@@ -151,7 +137,6 @@ pub fn largest(data_type: DataType, bytes: &[u8]) -> f64 {
     numbers.into_iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()))
 }
 
-/// Elements as numbers.
 fn numbers(data_type: DataType, bytes: &[u8]) -> Vec<f64> {
     let size = data_type.byte_size().unwrap_or(1);
     let number = |bytes: &[u8]| {

@@ -9,9 +9,7 @@ use crate::binding::{
 use crate::memory::Bytes;
 use crate::session::Given;
 
-/// Sequences of the proof.
 pub const SEQUENCES: usize = 3;
-/// Inferences of each.
 pub const INFERENCES: usize = 3;
 /// The values of the rows of a run.
 const SCALES: [Scale; SEQUENCES] = [Scale::Small, Scale::Zero, Scale::Large];
@@ -33,23 +31,23 @@ pub struct Sequence {
 
 impl Sequence {
     pub fn new(binding: &Binding, number: usize) -> Self {
-        let states = binding.states.iter().enumerate().map(|(index, state)| first_state(state, index, number));
-        Self { number, inferences: 0, states: states.collect(), counts: vec![0; binding.counters.len()] }
+        let first = |(index, state): (usize, &BoundState)| {
+            let dims = state.initial.dims.clone();
+            let count = element_count(&dims).unwrap_or(0);
+            let bytes = match &state.initial.content {
+                InitialContent::Bytes(bytes) => bytes.clone(),
+                InitialContent::Model if is_float(state.data_type) => {
+                    random(state.data_type, count, Scale::One, &[0, index, number])
+                }
+                InitialContent::Zeros | InitialContent::Strings(_) | InitialContent::Model => {
+                    vec![0; count * state.data_type.byte_size().unwrap_or(0)]
+                }
+            };
+            Tensor { dims, bytes }
+        };
+        let states = binding.states.iter().enumerate().map(first).collect();
+        Self { number, inferences: 0, states, counts: vec![0; binding.counters.len()] }
     }
-}
-
-fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
-    let dims = state.initial.dims.clone();
-    let count = element_count(&dims).unwrap_or(0);
-    let zeros = || vec![0; count * state.data_type.byte_size().unwrap_or(0)];
-    let bytes = match &state.initial.content {
-        InitialContent::Bytes(bytes) => bytes.clone(),
-        InitialContent::Model if is_float(state.data_type) => {
-            random(state.data_type, count, Scale::One, &[0, index, number])
-        }
-        InitialContent::Zeros | InitialContent::Strings(_) | InitialContent::Model => zeros(),
-    };
-    Tensor { dims, bytes }
 }
 
 impl Tensor {
@@ -83,7 +81,6 @@ const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
     SCALES[(inference + number * (1 - delay)) % SCALES.len()]
 }
 
-/// How the inputs of a row are made.
 pub struct Inputs<'a> {
     binding: &'a Binding,
     /// Elements along open dimensions of requests.
@@ -120,14 +117,7 @@ impl<'a> Inputs<'a> {
             Source::Request(request) if request.optional => return None,
             Source::Request(_) => self.random(index, row),
             Source::Constant(bytes) => Tensor { dims, bytes: bytes.clone() },
-            Source::Lengths { of } => {
-                let axis = match &self.binding.inputs[*of].source {
-                    Source::Request(request) => request.ragged_axis.unwrap_or(0),
-                    _ => 0,
-                };
-                let length = self.random_dims(*of, row)[axis];
-                repeated(dims, &length.to_le_bytes()[..size.min(8)])
-            }
+            Source::Lengths { of } => repeated(dims, &self.ragged_length(*of, row).to_le_bytes()[..size.min(8)]),
             Source::Control(BoundControl::Flag { flag, no, yes }) => {
                 let is_set = match flag {
                     Flag::Start => row.inferences == 0,
@@ -181,13 +171,22 @@ impl<'a> Inputs<'a> {
         input.dims.iter().enumerate().map(dim).collect()
     }
 
+    /// What a row brings of an input along the axis in which rows may differ.
+    pub fn ragged_length(&self, index: usize, row: &Sequence) -> i64 {
+        let axis = match &self.binding.inputs[index].source {
+            Source::Request(request) => request.ragged_axis.unwrap_or(0),
+            _ => 0,
+        };
+        self.random_dims(index, row)[axis]
+    }
+
     fn random(&self, index: usize, row: &Sequence) -> Tensor {
         let input = &self.binding.inputs[index];
         let dims = self.random_dims(index, row);
         // Without a batch axis, the rows share the value.
         let (number, inference) = if input.batch_axis.is_some() { (row.number, row.inferences) } else { (0, 0) };
-        let scale = if input.batch_axis.is_some() { scale_of(number, inference, self.delay()) } else { Scale::One };
-        let scale = match scale {
+        let scale = match scale_of(number, inference, self.delay()) {
+            _ if input.batch_axis.is_none() => Scale::One,
             Scale::Large if self.is_second => Scale::Negated,
             Scale::Small if self.is_second => Scale::One,
             scale => scale,

@@ -11,7 +11,7 @@
 //! rows; a run of copies of the row tells it from mixing. A large model whose graph is a proof isn't run, because its load
 //! would take noticeably longer.
 //!
-//! Not for: rows whose growing states have different lengths in one run (`batch/padding_check.rs`).
+//! Not for: rows whose growing states have different lengths in one run (`batch/at_load.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rows::copies;
-use rows::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, element_count};
+use rows::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, dims_fit, element_count};
 
 use crate::binding::{Binding, BoundInput, Counter, Source, TrimBy};
 use crate::session::{Copier, Run, Session, Step};
@@ -61,11 +61,6 @@ pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Row
     }
 }
 
-fn has_strings(input: &BoundInput) -> bool {
-    let is_left_out = matches!(&input.source, Source::Request(request) if request.optional);
-    input.data_type == DataType::Bytes && !is_left_out
-}
-
 fn has_open_length(input: &BoundInput) -> bool {
     let is_of_request = matches!(input.source, Source::Request(_));
     is_of_request && (0..input.dims.len()).any(|axis| input.dims[axis] < 0 && Some(axis) != input.batch_axis)
@@ -87,14 +82,15 @@ fn unknown(why: impl ToString) -> Rows {
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
-    /// How many there are.
     sequences: usize,
     inputs: Inputs<'a>,
 }
 
 impl<'a> Proof<'a> {
     fn new(binding: &'a Binding, most_rows: usize, session: &Arc<Session>) -> Result<Self, Rows> {
-        if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
+        let is_left_out = |input: &BoundInput| matches!(&input.source, Source::Request(of) if of.optional);
+        let takes_strings = |input: &&BoundInput| input.data_type == DataType::Bytes && !is_left_out(input);
+        if let Some(input) = binding.inputs.iter().find(takes_strings) {
             return Err(unknown(format!("'{}' takes strings", input.name)));
         }
         if let Some(state) = binding.states.iter().find(|state| is_too_large(&state.initial.dims, state.data_type)) {
@@ -106,7 +102,7 @@ impl<'a> Proof<'a> {
         for output in &mut spec.outputs {
             (output.dims, output.is_read) = (None, true);
         }
-        let step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
+        let step = Step::new(session.clone(), &spec, Copier::default()).map_err(unknown)?;
         Ok(Self { binding, step, sequences, inputs: Inputs::new(binding) })
     }
 
@@ -128,6 +124,7 @@ impl<'a> Proof<'a> {
             let tried = self.check_sizes().and_then(|()| self.alone(&Sequence::new(self.binding, 0)));
             let Err(error) = tried else { return Ok(()) };
             first_error.get_or_insert(error);
+            // Without an open dimension, every further try would be the same run.
             if !self.binding.inputs.iter().any(has_open_length) {
                 break;
             }
@@ -180,7 +177,6 @@ impl<'a> Proof<'a> {
         Ok(())
     }
 
-    /// Runs the next inference of these sequences together and alone.
     fn round(&mut self, live: &mut [&mut Sequence]) -> Result<(), Rows> {
         let rows: Vec<&Sequence> = live.iter().map(|sequence| &**sequence).collect();
         let dims = |row: &Sequence| row.states.iter().map(|state| state.dims.clone()).collect::<Vec<_>>();
@@ -202,10 +198,13 @@ impl<'a> Proof<'a> {
             let largest_input = self.largest_input(row);
             let shared = self.without_filling(alone, shared);
             let Some(found) = difference(alone, &shared, largest_input) else { continue };
+            // A graph may have random nodes.
             if difference(alone, &self.alone(row)?, largest_input).is_some() {
                 return Err(unknown("it gives other results in each run"));
             }
             let found = format!("in a run of {count} rows, {found}");
+            // Among copies of itself, a row meets no other data. What changes there too comes from the number of
+            // rows.
             let of_copies = self.together(&vec![*row; count])?.swap_remove(position);
             let is_rounded = difference(&shared, &self.without_filling(alone, &of_copies), largest_input).is_none();
             return Err(if is_rounded { Rows::Rounded(found) } else { Rows::Mixed(found) });
@@ -247,8 +246,7 @@ impl<'a> Proof<'a> {
         sequence.inferences += 1;
         for (index, state) in self.binding.states.iter().enumerate() {
             let answer = &answers[state.output];
-            let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
-            if answer.dims.len() != state.dims.len() || !answer.dims.iter().zip(&state.dims).all(fits) {
+            if !dims_fit(&answer.dims, &state.dims) {
                 return Err(unknown(format!("'{}' is no value of its state", answer.name)));
             }
             sequence.states[index] = Tensor { dims: answer.dims.clone(), bytes: answer.bytes.clone() };
@@ -260,7 +258,6 @@ impl<'a> Proof<'a> {
         Ok(self.together(&[row])?.pop().unwrap_or_default())
     }
 
-    /// What each row gets in one run.
     fn together(&mut self, rows: &[&Sequence]) -> Result<Vec<Vec<Answer>>, Rows> {
         let tensors: Vec<Option<Tensor>> =
             (0..self.binding.inputs.len()).map(|index| self.joined(index, rows)).collect::<Result<_, _>>()?;
@@ -275,6 +272,7 @@ impl<'a> Proof<'a> {
             }
             unknown(error)
         })?;
+        // Its options hold for later runs too, and the next run gets a limit of its own.
         drop(limit);
         let answers =
             rows.iter().enumerate().map(|(position, row)| self.answers(row, RowAt { position, rows: rows.len() }));
@@ -311,16 +309,15 @@ impl<'a> Proof<'a> {
         Ok(Some(Tensor { dims, bytes: batch }))
     }
 
-    /// What a row got in the last run.
     fn answers(&self, row: &Sequence, at: RowAt) -> Result<Vec<Answer>, Rows> {
         let mut answers: Vec<Answer> = Vec::new();
         for (index, bound) in self.binding.outputs.iter().enumerate() {
             let view = self.step.output(index, None).map_err(unknown)?;
             let (name, data_type) = (bound.name.clone(), bound.data_type);
-            let mut dims = view.dims.to_vec();
+            let (mut dims, mut bytes) = (view.dims.to_vec(), Vec::new());
             // A scalar for the whole batch is answered in runs of one row only.
             if dims.is_empty() && bound.batch_axis.is_some() {
-                answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
+                answers.push(Answer { name, data_type, dims, bytes });
                 continue;
             }
             if bound.batch_axis.is_some_and(|axis| dims.get(axis) != Some(&(at.rows as i64))) {
@@ -328,16 +325,14 @@ impl<'a> Proof<'a> {
                 let why = format!("'{name}' is {} in a run of {rows}: it has no row for each request", Dims(&dims));
                 return Err(Rows::Missing(why));
             }
-            if data_type == DataType::Bytes {
-                bound.batch_axis.into_iter().for_each(|axis| dims[axis] = 1);
-                answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
-                continue;
+            // Of strings, only the dims are compared.
+            if data_type != DataType::Bytes {
+                let layout = RowLayout::new(data_type, &dims, bound.batch_axis)
+                    .ok_or_else(|| unknown(format!("'{name}' is too large")))?;
+                bytes.resize(layout.row_bytes(), 0);
+                let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
+                copies::take(&layout.row(at), StorageType::Exact, view.bytes, &mut bytes);
             }
-            let layout = RowLayout::new(data_type, &dims, bound.batch_axis)
-                .ok_or_else(|| unknown(format!("'{name}' is too large")))?;
-            let mut bytes = vec![0; layout.row_bytes()];
-            let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
-            copies::take(&layout.row(at), StorageType::Exact, view.bytes, &mut bytes);
             if let Some(axis) = bound.batch_axis {
                 dims[axis] = 1;
             }
@@ -347,10 +342,7 @@ impl<'a> Proof<'a> {
         for (index, bound) in self.binding.outputs.iter().enumerate() {
             let Some(trim) = bound.trim else { continue };
             let length = match trim.by {
-                TrimBy::Input(of) => match &self.binding.inputs[of].source {
-                    Source::Request(request) => self.inputs.random_dims(of, row)[request.ragged_axis.unwrap_or(0)],
-                    _ => continue,
-                },
+                TrimBy::Input(of) => self.inputs.ragged_length(of, row),
                 TrimBy::Output(of) => answers[of].first_number() as i64,
             };
             answers[index].cut(trim.axis, length);

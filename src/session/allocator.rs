@@ -19,7 +19,6 @@ use crate::memory::PAGES_FROM;
 
 /// Tensors with pages of their own.
 struct Pages {
-    /// By address.
     used: BTreeMap<usize, Buffer>,
     /// Freed ones, for the next run. A tensor of up to [`SPARE_TO`] bytes has small pages, and making them takes the
     /// system longer than a run takes to write them. A larger one has large pages, which are made quickly.
@@ -90,6 +89,7 @@ pub(super) fn register(environment: &Environment) -> Result<(), String> {
 /// # Safety
 /// `this` is the allocator of [`register`].
 unsafe extern "C-unwind" fn alloc(this: *mut OrtAllocator, bytes: usize) -> *mut c_void {
+    // A process can have some ten thousand mappings only, so small tensors get no pages.
     if bytes >= PAGES_FROM
         && let Some(data) = PAGES.lock().alloc(bytes)
     {

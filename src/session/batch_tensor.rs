@@ -10,7 +10,6 @@ use super::copier::{Copier, keep_alone};
 use super::value::{MemoryKind, Value};
 use crate::memory::{Bytes, BytesMut, MemoryError, TensorMemory};
 
-/// The elements of a row.
 #[derive(Clone, Copy)]
 pub enum RowContent<'a> {
     Zeros,
@@ -74,7 +73,6 @@ impl BatchTensor {
         self.reserve()
     }
 
-    /// Makes room for the elements in the current shape.
     pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
         if self.bytes > self.memory.byte_len()
             || (self.is_exact() && self.bytes != self.memory.byte_len())
@@ -83,6 +81,7 @@ impl BatchTensor {
         {
             // The values are over the buffer, so they go first.
             self.by_rows.clear();
+            // Rounded up, so that an input that grows by a step at a time does not get a new buffer at each.
             let more = if self.is_exact() { Some(self.bytes) } else { self.bytes.checked_next_power_of_two() };
             let bytes = more.ok_or(NoMemory { bytes: self.bytes })?;
             self.memory = TensorMemory::new(self.device.as_ref(), bytes)?;
@@ -187,6 +186,7 @@ impl BatchTensor {
         if self.by_rows.len() <= rows {
             self.by_rows.resize_with(rows + 1, || None);
         }
+        // Making a tensor takes about 75 ns, and a small model runs in little more than 1 µs.
         let slot = &mut self.by_rows[rows];
         if let Some(value) = slot {
             return Ok(value.as_ptr());
@@ -237,7 +237,6 @@ impl BatchTensor {
         self.put(copier, part, RowContent::Stored(StorageType::Exact, Bytes::Host(&vec![byte; part.bytes()])))
     }
 
-    /// Copies a row to another place of the batch.
     pub fn repeat(&mut self, copier: &Copier, from: &Part, to: &Part) {
         match copier.queue() {
             Some(mut queue) => {
@@ -348,7 +347,7 @@ mod tests {
             let storage = if is_narrow { StorageType::Fp16 } else { StorageType::Exact };
             gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
-            let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+            let copier = device.as_ref().map_or(Copier::default(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
             });
             let mut tensor = BatchTensor::new(DataType::Fp32, Some(batch_axis), device.as_ref()).unwrap();

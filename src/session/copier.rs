@@ -8,7 +8,7 @@ use rows::tensor::{Part, StorageType};
 
 use crate::memory::{Bytes, BytesMut, MemoryError};
 
-/// What copies rows for an instance, its step and its states.
+/// What copies rows for an instance, its step and its states. The default is one on the host.
 #[derive(Clone, Default)]
 pub struct Copier(Option<OnDevice>);
 
@@ -19,17 +19,10 @@ struct OnDevice {
 }
 
 impl Copier {
-    /// One for an instance on the host.
-    pub const fn on_host() -> Self {
-        Self(None)
-    }
-
-    /// One that enqueues on a device.
     pub fn on_device(queue: Queue) -> Self {
         Self(Some(OnDevice { device: queue.device().clone(), queue: Arc::new(Mutex::new(queue)) }))
     }
 
-    /// The device, if there is one.
     pub fn device(&self) -> Option<&Arc<Device>> {
         self.0.as_ref().map(|on| &on.device)
     }
@@ -191,7 +184,7 @@ mod tests {
         fn new(on_device: bool) -> Self {
             gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
-            let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+            let copier = device.as_ref().map_or(Copier::default(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
             });
             let batch = || BatchTensor::for_rows(DataType::Fp32, Some(1), device.as_ref(), &DIMS, ROWS).unwrap();

@@ -1,19 +1,18 @@
-//! Finds and loads libonnxruntime, and makes its environment. A process can have only one.
+//! Finds and loads libonnxruntime, and makes its environment, whose log is limited. A process can have only one. Asks the
+//! library what the `ort` crate doesn't: where the inputs of a session are read.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
+use ort::sys::{OrtApiBase, OrtMemoryInfo, OrtSession, OrtStatusPtr};
 use parking_lot::Mutex;
-use stateful_convert::join::Plan;
-use stateful_convert::report::Report;
-use stateful_convert::verify::{Compared, Given, JoinedModels, Models, VerifyError, verify, verify_joined};
 
 use super::allocator;
-use super::log_limit::LogLimit;
-use super::places::InputPlaces;
+use super::value;
 
 /// Where libonnxruntime is looked for, in this order.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +39,6 @@ pub struct EnvironmentOptions {
 
 pub use ort::logging::LogLevel;
 
-/// Why there is no ONNX Runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     #[error(
@@ -58,9 +56,11 @@ pub enum LibraryError {
 /// The loaded library with its environment, shared by all models of the process.
 pub struct Library {
     environment: Environment,
-    path: PathBuf,
-    version: String,
-    input_places: Option<InputPlaces>,
+    /// The file that was loaded.
+    pub path: PathBuf,
+    /// Such as `1.31.1`.
+    pub version: String,
+    pub(super) input_places: Option<InputPlaces>,
 }
 
 /// Never dropped, because a second server in the same process cannot make another environment.
@@ -83,11 +83,6 @@ impl Library {
         LIBRARY.lock().clone()
     }
 
-    /// The file that was loaded.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// What the library says about its own build.
     pub fn build_info(&self) -> &'static str {
         ort::info()
@@ -98,17 +93,7 @@ impl Library {
         self.input_places.is_some()
     }
 
-    /// What tells which inputs of a session are read on the host.
-    pub(super) const fn input_places(&self) -> Option<InputPlaces> {
-        self.input_places
-    }
-
-    /// The version, such as `1.31.1`.
-    pub fn version(&self) -> &str {
-        &self.version
-    }
-
-    pub(super) fn environment(&self) -> &Environment {
+    pub(crate) fn environment(&self) -> &Environment {
         &self.environment
     }
 
@@ -162,7 +147,7 @@ fn described(path: &Path) -> Option<(String, Option<InputPlaces>)> {
     // loaded for the life of the process.
     unsafe {
         let handle = libloading::Library::new(path).ok()?;
-        let base = handle.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase").ok()?();
+        let base = handle.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase").ok()?();
         let base = base.as_ref()?;
         let version = std::ffi::CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
         // An older one would write to standard error that it has no such API.
@@ -226,21 +211,112 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
     newest.map(|(_, path)| path)
 }
 
-/// Compares a converted model with its original: runs both models on the CPU, on random data: the converted one in
-/// chunks, and rows together and alone.
-pub fn compare(library: &Library, models: &Models, report: &Report) -> Result<Vec<Compared>, VerifyError> {
-    verify(library.environment(), models, report, &Given::default())
+/// `SessionGetMemoryInfoForInputs`, which came with this version of the API (ONNX Runtime 1.23). The `ort` crate asks for
+/// version 17, so that older libraries serve, too.
+const API: u32 = 23;
+
+/// Its place among the functions of `OrtApi`, of which new versions have more behind.
+const INDEX: usize = 380;
+
+type MemoryInfoForInputs =
+    unsafe extern "system" fn(*const OrtSession, *mut *const OrtMemoryInfo, usize) -> OrtStatusPtr;
+
+/// A function of the loaded library that tells where ONNX Runtime reads the inputs of a session. On a GPU, it reads some on the
+/// host: those of nodes that only the CPU has, and those that a kernel looks at itself, such as the bounds of a Slice.
+#[derive(Clone, Copy)]
+pub(super) struct InputPlaces(MemoryInfoForInputs);
+
+impl InputPlaces {
+    /// `None` if the library is older.
+    ///
+    /// # Safety
+    /// `base` is a library's, which stays loaded.
+    unsafe fn of(base: &OrtApiBase) -> Option<Self> {
+        // SAFETY: any number may be asked for.
+        let api = unsafe { (base.GetApi)(API) };
+        // SAFETY: an OrtApi of that version is a table of functions, of which INDEX is one of that type.
+        (!api.is_null()).then(|| Self(unsafe { *api.cast::<MemoryInfoForInputs>().add(INDEX) }))
+    }
+
+    /// Of each input of a session, in its order, whether it is read on the host.
+    ///
+    /// # Safety
+    /// The session is alive, and has that many inputs.
+    pub(super) unsafe fn read_on_host(self, session: *const OrtSession, inputs: usize) -> Result<Vec<bool>, String> {
+        let mut infos = vec![std::ptr::null(); inputs];
+        // SAFETY: a live session, and room for each input.
+        unsafe { value::check(self.0(session, infos.as_mut_ptr(), inputs))? };
+        infos.into_iter().map(is_host).collect()
+    }
 }
 
-/// Compares a joined model with its graphs, which run one after the other.
-pub fn compare_joined(
-    library: &Library,
-    models: &JoinedModels,
-    plan: &Plan,
-    report: &Report,
-    given: &Given,
-) -> Result<Vec<Compared>, VerifyError> {
-    verify_joined(library.environment(), models, plan, report, given)
+/// An input that no node reads has no place.
+fn is_host(info: *const OrtMemoryInfo) -> Result<bool, String> {
+    if info.is_null() {
+        return Ok(false);
+    }
+    // OrtMemoryInfoDeviceType_CPU and OrtMemTypeDefault. As numbers, since a new version may have more than the enums.
+    const CPU: i32 = 0;
+    const DEFAULT: i32 = 0;
+    let (mut device, mut kind) = (CPU, DEFAULT);
+    // SAFETY: the session's, which is alive; a C enum has the size of an i32.
+    unsafe {
+        (ort::api().MemoryInfoGetDeviceType)(info, (&raw mut device).cast());
+        value::check((ort::api().MemoryInfoGetMemType)(info, (&raw mut kind).cast()))?;
+    }
+    // Pinned memory has another type.
+    Ok(device == CPU || kind != DEFAULT)
+}
+
+/// Lines of one kind that are logged in each period.
+const LINES: u64 = 10;
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Kinds that are counted at one time. A client could bring new ones with each request, where an error quotes a string.
+/// Above this, the lines of a location are one kind; the number of locations is fixed.
+const KINDS: usize = 100;
+
+/// Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
+/// often as it likes.
+///
+/// Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line
+/// of that source reports all nodes that fail, so kinds of the source line alone would hide the first error of a model
+/// behind those of another.
+#[derive(Default)]
+struct LogLimit {
+    counts: Mutex<HashMap<String, Count>>,
+}
+
+struct Count {
+    since: Instant,
+    lines: u64,
+}
+
+impl LogLimit {
+    /// Whether a line from `location` is logged, and how many of its kind were left out before it; `None` to leave it
+    /// out.
+    fn admit(&self, location: &str, text: &str, now: Instant) -> Option<u64> {
+        let mut kind = location.to_owned();
+        kind.extend(text.chars().filter(|letter| !letter.is_ascii_digit()));
+        let mut counts = self.counts.lock();
+        if counts.len() >= KINDS && !counts.contains_key(&kind) {
+            counts.retain(|_, count| now.duration_since(count.since) < PERIOD);
+            if counts.len() >= KINDS {
+                kind.truncate(location.len());
+            }
+        }
+        let Some(count) = counts.get_mut(&kind) else {
+            counts.insert(kind, Count { since: now, lines: 1 });
+            return Some(0);
+        };
+        if now.duration_since(count.since) < PERIOD {
+            count.lines += 1;
+            return (count.lines <= LINES).then_some(0);
+        }
+        let left_out = count.lines.saturating_sub(LINES);
+        *count = Count { since: now, lines: 1 };
+        Some(left_out)
+    }
 }
 
 #[cfg(test)]
@@ -298,5 +374,38 @@ mod tests {
         };
         let error = search.find().unwrap_err().to_string();
         assert!(error.contains("/nowhere/libonnxruntime.so") && error.contains("ort-library-path"), "{error}");
+    }
+
+    const AT: &str = "executor.cc:1";
+
+    #[test]
+    fn each_kind_logs_some_lines_in_a_period_and_says_how_many_were_left_out() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        for index in 0..LINES {
+            assert_eq!(limit.admit(AT, &format!("no row {index}"), start), Some(0));
+        }
+        for index in 0..7 {
+            assert_eq!(limit.admit(AT, &format!("no row {index}"), start + PERIOD / 2), None);
+        }
+        assert_eq!(limit.admit("graph.cc:1", "no row 1", start + PERIOD / 2), Some(0));
+        assert_eq!(limit.admit(AT, "no row 1", start + PERIOD), Some(7));
+        assert_eq!(limit.admit(AT, "no row 1", start + PERIOD * 2), Some(0));
+    }
+
+    #[test]
+    fn another_text_from_the_same_line_is_logged() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        while limit.admit(AT, "no row 1", start).is_some() {}
+        assert_eq!(limit.admit(AT, "no column 1", start), Some(0));
+    }
+
+    #[test]
+    fn texts_without_end_take_bounded_memory_and_log_a_bounded_number_of_lines() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        let logged = (1..=10 * KINDS).filter(|&index| limit.admit(AT, &"x".repeat(index), start).is_some());
+        assert_eq!(logged.count(), KINDS + LINES as usize);
+        assert_eq!(limit.counts.lock().len(), KINDS + 1);
+        assert_eq!(limit.admit(AT, "a new one, a period later", start + PERIOD), Some(0));
+        assert_eq!(limit.counts.lock().len(), 1);
     }
 }

@@ -7,24 +7,20 @@
 
 mod allocator;
 mod batch_tensor;
-mod bound_run;
+mod calls;
 mod copier;
-mod error;
-mod graphs;
 mod library;
-mod log_limit;
 mod open;
 mod output;
-mod places;
 mod providers;
 mod step;
 mod value;
 
 pub use batch_tensor::{BatchTensor, RowContent};
 pub use copier::Copier;
-pub use error::{OpenError, SessionError};
-pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath, compare, compare_joined};
+pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Provider, Session};
 pub use output::MadeTensor;
 pub use step::run::{Given, Overlay, Run};
-pub use step::{OutputCopy, OutputView, Step, StringTensor};
+pub use step::{OutputCopy, OutputView, Step};
+pub use value::{OpenError, SessionError, Value};

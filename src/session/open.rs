@@ -6,29 +6,31 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_rows::{OwnedStream, for_session};
 use ort::AsPointer;
 use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
-use ort::value::{Outlet, TensorElementType, ValueType};
+use ort::value::{Outlet, ValueType};
 use rows::tensor::DataType;
 
-use super::error::{OpenError, SessionError};
 use super::library::Library;
-use super::providers::{self, Refused};
-use super::value;
+use super::providers;
+use super::value::{self, OpenError, SessionError};
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::onnx::{ModelSource, Signature, TensorInfo};
 
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
 pub struct Session {
     inner: ManuallyDrop<Arc<SharedSessionInner>>,
-    signature: Signature,
-    graph_description: Option<String>,
-    metadata: BTreeMap<String, String>,
+    /// The model's inputs and outputs.
+    pub signature: Signature,
+    /// The description in the model's graph.
+    pub graph_description: Option<String>,
+    /// The model's metadata.
+    pub metadata: BTreeMap<String, String>,
     run_options: RunOptions,
     /// Options of runs beside graphs, once there is one.
     beside_graphs: OnceLock<RunOptions>,
@@ -62,11 +64,7 @@ impl Provider {
 
     fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), OpenError> {
         let Self::Gpu { stream, providers } = self else { return Ok(()) };
-        let device = stream.device().number();
-        providers::append(builder, stream, providers).map_err(|refused| match refused {
-            Refused::Provider(why) => OpenError::Provider { device, why },
-            Refused::Options(why) => OpenError::ProviderOptions { device, why },
-        })
+        providers::append(builder, stream, providers)
     }
 }
 
@@ -80,6 +78,7 @@ impl Session {
     ) -> Result<Self, OpenError> {
         let load = |why: String| OpenError::Load { path: source.to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
+        // Opening a session allocates on the GPU, which nothing may do while a graph is captured.
         let _no_capture = matches!(provider, Provider::Gpu { .. }).then(for_session);
         provider.append_to(&mut builder)?;
         let session = match source.bytes() {
@@ -90,30 +89,28 @@ impl Session {
         let signature = signature_of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
+        let read_on_host = match library.input_places.filter(|_| matches!(provider, Provider::Gpu { .. })) {
+            Some(places) => {
+                // SAFETY: the signature lists the inputs of this session in its order.
+                let read = unsafe { places.read_on_host(session.ptr(), signature.inputs.len()) }.map_err(load)?;
+                signature.inputs.iter().map(|input| input.name.clone()).zip(read).collect()
+            }
+            None => HashMap::new(),
+        };
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         // So that the last reference is that of `Self`, which drops it with its GPU as the current one.
         drop(session);
-        let mut session = Self {
+        Ok(Self {
             inner,
             signature,
             graph_description,
             metadata,
             run_options,
             beside_graphs: OnceLock::new(),
-            read_on_host: HashMap::new(),
+            read_on_host,
             options,
             provider,
-        };
-        session.read_on_host = session.find_read_on_host(library).map_err(load)?;
-        Ok(session)
-    }
-
-    fn find_read_on_host(&self, library: &Library) -> Result<HashMap<String, bool>, String> {
-        let inputs = &self.signature.inputs;
-        let Some(places) = library.input_places().filter(|_| self.is_on_gpu()) else { return Ok(HashMap::new()) };
-        // SAFETY: the signature lists the inputs of this session in its order.
-        let read = unsafe { places.read_on_host(self.as_ptr(), inputs.len()) }?;
-        Ok(inputs.iter().map(|input| input.name.clone()).zip(read).collect())
+        })
     }
 
     /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell: of all
@@ -122,22 +119,6 @@ impl Session {
         self.read_on_host.get(input).copied()
     }
 
-    /// The model's inputs and outputs.
-    pub const fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    /// The description in the model's graph.
-    pub fn graph_description(&self) -> Option<&str> {
-        self.graph_description.as_deref()
-    }
-
-    /// The model's metadata.
-    pub const fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
-    }
-
-    /// Options of each run; null for the defaults.
     pub(super) fn run_options(&self) -> *const ort::sys::OrtRunOptions {
         self.beside_graphs.get().unwrap_or(&self.run_options).as_ptr()
     }
@@ -147,7 +128,6 @@ impl Session {
         matches!(self.provider, Provider::Gpu { .. })
     }
 
-    /// Whether its runs can be CUDA graphs.
     pub(super) const fn has_graphs(&self) -> bool {
         matches!(&self.provider, Provider::Gpu { providers, .. } if providers.cuda_graph)
     }
@@ -176,8 +156,7 @@ impl Session {
 
     /// Options of a run that logs no error if it fails.
     pub(super) fn quiet_options(&self) -> Result<RunOptions, SessionError> {
-        let options = RunOptions::new(&self.options, &self.provider, GraphUse::Beside);
-        options.and_then(RunOptions::quiet).map_err(SessionError::Run)
+        RunOptions::new(&self.options, &self.provider, GraphUse::BesideQuietly).map_err(SessionError::Run)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
@@ -236,13 +215,13 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     Ok(builder)
 }
 
-/// What a run has to do with CUDA graphs, in a session that may have some.
 #[derive(Clone, Copy)]
 enum GraphUse {
-    /// The session has none yet.
     NoneYet,
     /// The run is none, but its session has some.
     Beside,
+    /// As before, and ONNX Runtime logs only fatal errors of the run.
+    BesideQuietly,
     /// The run is captured or replayed under this number.
     Number(i32),
 }
@@ -250,8 +229,8 @@ enum GraphUse {
 /// Options of runs; null for the defaults.
 pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
-// SAFETY: `new` and `quiet` write the object before it is shared. From then on only the flag that ends runs changes, which
-// ONNX Runtime lets any thread set during runs.
+// SAFETY: `new` writes the object before it is shared. From then on only the flag that ends runs changes, which ONNX
+// Runtime lets any thread set during runs.
 unsafe impl Send for RunOptions {}
 // SAFETY: as above.
 unsafe impl Sync for RunOptions {}
@@ -274,8 +253,9 @@ impl RunOptions {
                 entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
             }
         }
+        let is_quiet = matches!(graphs, GraphUse::BesideQuietly);
         let mut made = Self(ptr::null_mut());
-        if entries.is_empty() {
+        if entries.is_empty() && !is_quiet {
             return Ok(made);
         }
         // SAFETY: plain creation of an object that `made` owns; the texts live during the calls.
@@ -285,21 +265,12 @@ impl RunOptions {
                 let value = CString::new(value).map_err(|error| error.to_string())?;
                 value::check((ort::api().AddRunConfigEntry)(made.0, name.as_ptr(), value.as_ptr()))?;
             }
+            if is_quiet {
+                const FATAL: i32 = 4;
+                value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(made.0, FATAL))?;
+            }
         }
         Ok(made)
-    }
-
-    /// The same options. ONNX Runtime then logs fatal errors only.
-    fn quiet(mut self) -> Result<Self, String> {
-        const FATAL: i32 = 4;
-        // SAFETY: creation of an object that `self` owns, if it has none, and a change of it before any run reads it.
-        unsafe {
-            if self.0.is_null() {
-                value::check((ort::api().CreateRunOptions)(&mut self.0))?;
-            }
-            value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(self.0, FATAL))?;
-        }
-        Ok(self)
     }
 
     /// Ends the runs with these options, also later ones, with an error. Without effect on default options.
@@ -318,7 +289,7 @@ impl RunOptions {
 impl Drop for RunOptions {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made in `new` or `quiet`, released once.
+            // SAFETY: made in `new`, released once.
             unsafe { (ort::api().ReleaseRunOptions)(self.0) }
         }
     }
@@ -327,8 +298,8 @@ impl Drop for RunOptions {
 /// Ends the runs of a step once the time has passed, unless it is dropped first.
 pub struct TimeLimit {
     ends_at: Instant,
-    stop: mpsc::Sender<()>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread ends when this is dropped.
+    _stop: mpsc::Sender<()>,
 }
 
 impl TimeLimit {
@@ -340,21 +311,14 @@ impl TimeLimit {
             }
         };
         let ends_at = Instant::now() + limit;
-        let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
-        Ok(Self { ends_at, stop, thread: Some(thread) })
+        // The thread of the run is inside ONNX Runtime, so another one has to end the run.
+        thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
+        Ok(Self { ends_at, _stop: stop })
     }
 
     /// Whether runs fail because of it.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
-    }
-}
-
-impl Drop for TimeLimit {
-    fn drop(&mut self) {
-        // It has ended if the time has passed. It doesn't panic.
-        let _ = self.stop.send(());
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -374,27 +338,8 @@ fn tensor_info(name: &str, value: &ValueType) -> Result<TensorInfo, OpenError> {
     let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
         return Err(unsupported(format!("{value}")));
     };
-    let data_type = data_type(*ty).ok_or_else(|| unsupported(format!("{ty}")))?;
+    let known = DataType::all().find(|&known| value::element_type(known) == *ty);
+    let data_type = known.ok_or_else(|| unsupported(format!("{ty}")))?;
     let symbols = dimension_symbols.iter().map(|symbol| symbol.to_string()).collect();
     Ok(TensorInfo { name, data_type, dims: shape.to_vec(), symbols })
-}
-
-fn data_type(element: TensorElementType) -> Option<DataType> {
-    Some(match element {
-        TensorElementType::Bool => DataType::Bool,
-        TensorElementType::Uint8 => DataType::Uint8,
-        TensorElementType::Uint16 => DataType::Uint16,
-        TensorElementType::Uint32 => DataType::Uint32,
-        TensorElementType::Uint64 => DataType::Uint64,
-        TensorElementType::Int8 => DataType::Int8,
-        TensorElementType::Int16 => DataType::Int16,
-        TensorElementType::Int32 => DataType::Int32,
-        TensorElementType::Int64 => DataType::Int64,
-        TensorElementType::Float16 => DataType::Fp16,
-        TensorElementType::Float32 => DataType::Fp32,
-        TensorElementType::Float64 => DataType::Fp64,
-        TensorElementType::Bfloat16 => DataType::Bf16,
-        TensorElementType::String => DataType::Bytes,
-        _ => return None,
-    })
 }

@@ -11,12 +11,10 @@ use rows::tensor::{DataType, Part, StorageType, element_count};
 
 use super::batch_tensor::{BatchTensor, check};
 use super::copier::{Copier, keep_alone};
-use super::error::SessionError;
 use super::open::Session;
-use super::value::Value;
+use super::value::{SessionError, Value};
 use crate::memory::{BytesMut, MemoryError, TensorMemory};
 
-/// An output.
 pub(super) struct Output {
     pub name: CString,
     pub tensor: BatchTensor,
@@ -37,7 +35,6 @@ pub(super) struct Output {
     pub strings: Strings,
 }
 
-/// A tensor of the caller's that an output was written to, on a device.
 pub(super) struct OutputGiven {
     pub address: u64,
     pub bytes: usize,
@@ -60,7 +57,6 @@ impl Output {
         self.tensor.value().map_err(|why| tensor_error(&self.name, why))
     }
 
-    /// Takes a tensor over that ONNX Runtime made.
     pub fn take(&self, value: *mut ort::sys::OrtValue) -> Option<Value> {
         // SAFETY: Run was passed null for this output, so it made the tensor and left it to us.
         if self.is_to_be_made { unsafe { Value::from_run(value) } } else { None }
@@ -97,7 +93,6 @@ impl Output {
     }
 }
 
-/// An error about a tensor.
 pub(super) fn tensor_error(name: &CString, why: String) -> SessionError {
     SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
 }
@@ -105,7 +100,8 @@ pub(super) fn tensor_error(name: &CString, why: String) -> SessionError {
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {
     pub(super) value: Arc<Value>,
-    pub(super) dims: Vec<i64>,
+    /// With the number of rows.
+    pub dims: Vec<i64>,
     /// Of its elements; none for strings.
     pub(super) bytes: usize,
     pub(super) is_on_device: bool,
@@ -114,11 +110,6 @@ pub struct MadeTensor {
 }
 
 impl MadeTensor {
-    /// Dimensions, the number of rows among them.
-    pub fn dims(&self) -> &[i64] {
-        &self.dims
-    }
-
     /// Copies a part out, such as a row, to be stored; from a device to the host too, after a wait. What is copied on a
     /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) -> Result<(), SessionError> {

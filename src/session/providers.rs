@@ -7,7 +7,7 @@ use ort::AsPointer;
 use ort::session::builder::SessionBuilder;
 use ort::sys::{OrtCUDAProviderOptionsV2, OrtSessionOptions, OrtStatusPtr, OrtTensorRTProviderOptionsV2};
 
-use super::value::check;
+use super::value::{OpenError, check};
 use crate::config::{Options, Providers};
 use gpu_rows::OwnedStream;
 
@@ -16,41 +16,36 @@ use gpu_rows::OwnedStream;
 const CUDA_DEFAULTS: [(&str, &str); 3] =
     [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
 
-/// Why a provider does not run, in ONNX Runtime's words.
-pub enum Refused {
-    /// The provider is not there or cannot be used.
-    Provider(String),
-    /// The provider refuses its options.
-    Options(String),
-}
-
 /// Lets the session run on the stream's device.
-pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Providers) -> Result<(), Refused> {
+pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Providers) -> Result<(), OpenError> {
     let device = stream.device().number();
+    let unusable = |why| OpenError::Provider { device, why };
+    let rejected = |why| OpenError::ProviderOptions { device, why };
     if let Some(options) = &providers.tensorrt {
-        let tensorrt = ProviderOptions::of(tensorrt_functions(), device)?;
-        tensorrt.set(&with_device(options, device))?;
-        tensorrt.append(builder, stream)?;
+        let tensorrt = ProviderOptions::of(tensorrt_functions(), device).map_err(unusable)?;
+        tensorrt.set(&with_device(options, device)).map_err(rejected)?;
+        // Before CUDA's, because ONNX Runtime offers each node to the providers in their order.
+        tensorrt.append(builder, stream).map_err(unusable)?;
     }
     let mut options = with_device(&providers.cuda, device);
     if providers.cuda_graph {
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
-    let cuda = ProviderOptions::of(cuda_functions(), device)?;
+    let cuda = ProviderOptions::of(cuda_functions(), device).map_err(unusable)?;
     // The user's options alone first, so that an error is about those.
-    cuda.set(&options)?;
+    cuda.set(&options).map_err(rejected)?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();
         more.insert((*name).to_owned(), (*value).to_owned());
         match cuda.set(&more) {
             Ok(()) => options = more,
             // An older ONNX Runtime may not know the option.
-            Err(Refused::Provider(why) | Refused::Options(why)) => log::info!("without {name}={value}: {why}"),
+            Err(why) => log::info!("without {name}={value}: {why}"),
         }
     }
     // The last try may have failed, so those that worked are set again.
-    cuda.set(&options)?;
-    cuda.append(builder, stream)
+    cuda.set(&options).map_err(rejected)?;
+    cuda.append(builder, stream).map_err(unusable)
 }
 
 fn with_device(options: &Options, device: i32) -> Options {
@@ -59,7 +54,6 @@ fn with_device(options: &Options, device: i32) -> Options {
     options
 }
 
-/// ONNX Runtime's functions for the options of a provider.
 struct Functions<T> {
     provider: &'static str,
     create: unsafe extern "system" fn(*mut *mut T) -> OrtStatusPtr,
@@ -93,7 +87,6 @@ fn tensorrt_functions() -> Functions<OrtTensorRTProviderOptionsV2> {
     }
 }
 
-/// Options of a provider.
 struct ProviderOptions<T> {
     options: *mut T,
     functions: Functions<T>,
@@ -101,26 +94,25 @@ struct ProviderOptions<T> {
 
 impl<T> ProviderOptions<T> {
     /// Those of a provider that is there: that becomes known when options are first set.
-    fn of(functions: Functions<T>, device: i32) -> Result<Self, Refused> {
+    fn of(functions: Functions<T>, device: i32) -> Result<Self, String> {
         let mut options = ptr::null_mut();
         // SAFETY: plain creation; owned from then on.
-        unsafe { check((functions.create)(&mut options)) }.map_err(|why| {
-            Refused::Provider(format!("this ONNX Runtime has no {} provider: {why}", functions.provider))
-        })?;
+        unsafe { check((functions.create)(&mut options)) }
+            .map_err(|why| format!("this ONNX Runtime has no {} provider: {why}", functions.provider))?;
         let made = Self { options, functions };
         made.set_texts(&with_device(&Options::new(), device)).map_err(|why| made.cannot_be_had(&why))?;
         Ok(made)
     }
 
-    fn cannot_be_had(&self, why: &str) -> Refused {
-        Refused::Provider(format!("the {} provider cannot be used: {why}", self.functions.provider))
+    fn cannot_be_had(&self, why: &str) -> String {
+        format!("the {} provider cannot be used: {why}", self.functions.provider)
     }
 
     /// Sets options by text. All others get their defaults by that, the stream too.
-    fn set(&self, options: &Options) -> Result<(), Refused> {
-        let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
+    fn set(&self, options: &Options) -> Result<(), String> {
         self.set_texts(options).map_err(|why| {
-            Refused::Options(format!("the {} provider with {}: {why}", self.functions.provider, written()))
+            let written: Vec<_> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            format!("the {} provider with {}: {why}", self.functions.provider, written.join(", "))
         })
     }
 
@@ -140,7 +132,7 @@ impl<T> ProviderOptions<T> {
     }
 
     /// Appends the provider, which works on the stream.
-    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), Refused> {
+    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), String> {
         let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
         // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the
         // stream.

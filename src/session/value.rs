@@ -1,18 +1,75 @@
-//! Owned `OrtValue`s, over our memory or ONNX Runtime's.
+//! Owned `OrtValue`s, over our memory or ONNX Runtime's; and the errors of its calls.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
-use gpu_rows::Device;
-use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
+use gpu_rows::{Device, DeviceError};
+use ort::sys::{OrtMemoryInfo, OrtStatusPtr, OrtValue};
+use ort::value::TensorElementType;
 use parking_lot::Mutex;
 use rows::strings::Strings;
 use rows::tensor::{DataType, STRING_BYTES, element_count};
 use rows::{NoMemory, zeros};
 
-use super::error::SessionError;
+use crate::memory::MemoryError;
+
+/// Why a model cannot be opened, in ONNX Runtime's own words.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("ONNX Runtime cannot load {path}: {why}")]
+    Load { path: String, why: String },
+    /// The provider for a GPU is missing, or refuses its options.
+    #[error(
+        "ONNX Runtime cannot use GPU {device}: {why}. Use a GPU build of ONNX Runtime, with its provider libraries in \
+         the same folder and CUDA's libraries on the loader's path; or run on the CPU: write 'instance_group [ {{ \
+         kind: KIND_CPU }} ]', or set parameter 'allow_cpu_fallback' to 1"
+    )]
+    Provider { device: i32, why: String },
+    /// The provider for a GPU does not take its options.
+    #[error(
+        "ONNX Runtime rejects the options for GPU {device}: {why}. They are parameters of the model, or of \
+         'optimization.execution_accelerators'"
+    )]
+    ProviderOptions { device: i32, why: String },
+    /// The model has an input or output that is no tensor, or of a type that Triton does not have.
+    #[error("'{name}' of the model is {what}, which cannot be served")]
+    Unsupported { name: String, what: String },
+    /// No memory, no tensor, or a refused option.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+impl From<MemoryError> for OpenError {
+    fn from(error: MemoryError) -> Self {
+        Self::Session(error.into())
+    }
+}
+
+/// Why a session cannot be run, in ONNX Runtime's own words.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error("ONNX Runtime cannot make a tensor for '{name}': {why}")]
+    Tensor { name: String, why: String },
+    #[error("ONNX Runtime: {0}")]
+    Run(String),
+    /// No memory for a batch buffer, or a device that failed.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+impl From<NoMemory> for SessionError {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
+impl From<DeviceError> for SessionError {
+    fn from(error: DeviceError) -> Self {
+        Self::Memory(error.into())
+    }
+}
 
 /// Turns a status into its message.
 ///
@@ -44,7 +101,11 @@ impl Value {
         dims: &[i64],
         data_type: DataType,
     ) -> Result<Self, String> {
-        let element = element(data_type).ok_or_else(|| format!("{data_type} is not supported"))?;
+        // ONNX Runtime's strings are objects of its own, which no memory of ours can hold.
+        if data_type == DataType::Bytes {
+            return Err(format!("{data_type} is not supported"));
+        }
+        let element = element_type(data_type).into();
         let mut value = ptr::null_mut();
         // SAFETY: `data` is the caller's promise; dims and value are borrowed for the call only.
         unsafe {
@@ -62,7 +123,7 @@ impl Value {
     ) -> Result<Self, SessionError> {
         let api = ort::api();
         let (mut allocator, mut value) = (ptr::null_mut(), ptr::null_mut());
-        let element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
+        let element = TensorElementType::String.into();
         // SAFETY: plain creation; dims are borrowed for the call only; the value is owned from then on.
         let made = unsafe {
             check((api.GetAllocatorWithDefaultOptions)(&mut allocator)).map_err(SessionError::Run)?;
@@ -88,7 +149,6 @@ impl Value {
         Ok(value)
     }
 
-    /// The elements of a tensor of `count` strings.
     pub fn strings(&self, count: usize) -> Result<Strings, SessionError> {
         let api = ort::api();
         let mut bytes = 0;
@@ -112,7 +172,6 @@ impl Value {
         NonNull::new(value).map(Self)
     }
 
-    /// For `OrtApi::Run`.
     pub const fn as_ptr(&self) -> *mut OrtValue {
         self.0.as_ptr()
     }
@@ -136,12 +195,16 @@ impl Value {
         read.map(|()| dims)
     }
 
-    /// The address of its elements, in host memory or a device's.
-    pub fn address(&self) -> Result<u64, String> {
+    fn data(&self) -> Result<*mut c_void, String> {
         let mut data = ptr::null_mut();
         // SAFETY: the value is a live tensor.
         unsafe { check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data))? };
-        Ok(data.expose_provenance() as u64)
+        Ok(data)
+    }
+
+    /// The address of its elements, in host memory or a device's.
+    pub fn address(&self) -> Result<u64, String> {
+        Ok(self.data()?.expose_provenance() as u64)
     }
 
     /// The tensor's first `bytes` bytes.
@@ -149,15 +212,12 @@ impl Value {
     /// # Safety
     /// The tensor must have that many bytes, on the host.
     pub unsafe fn bytes(&self, bytes: usize) -> Result<&[u8], String> {
+        // No slice may begin at null, which a tensor without elements may have.
         if bytes == 0 {
             return Ok(&[]);
         }
-        let mut data = ptr::null_mut();
-        // SAFETY: the value is a live tensor; the caller knows its size; the slice borrows from self.
-        unsafe {
-            check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data))?;
-            Ok(std::slice::from_raw_parts(data.cast::<u8>(), bytes))
-        }
+        // SAFETY: the caller knows the tensor's size; the slice borrows from self.
+        Ok(unsafe { std::slice::from_raw_parts(self.data()?.cast(), bytes) })
     }
 }
 
@@ -168,11 +228,9 @@ impl Drop for Value {
     }
 }
 
-/// Where the elements of a tensor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     Host,
-    /// The GPU of that number.
     Cuda(i32),
 }
 
@@ -190,19 +248,14 @@ impl MemoryKind {
         // SAFETY: as above.
         unsafe impl Sync for Info {}
         // Each state that a run reads in place asks for the host's, so it needs no lock.
-        static HOST_INFO: OnceLock<Info> = OnceLock::new();
-        if let (Self::Host, Some(info)) = (self, HOST_INFO.get()) {
-            return Ok(info.0);
-        }
-        static INFOS: Mutex<BTreeMap<i32, Info>> = Mutex::new(BTreeMap::new());
-        const HOST: i32 = -1;
-        let number = match self {
-            Self::Host => HOST,
-            Self::Cuda(device) => device,
+        static HOST: OnceLock<Info> = OnceLock::new();
+        static DEVICES: Mutex<BTreeMap<i32, Info>> = Mutex::new(BTreeMap::new());
+        let known = match self {
+            Self::Host => HOST.get().map(|info| info.0),
+            Self::Cuda(device) => DEVICES.lock().get(&device).map(|info| info.0),
         };
-        let mut infos = INFOS.lock();
-        if let Some(info) = infos.get(&number) {
-            return Ok(info.0);
+        if let Some(info) = known {
+            return Ok(info);
         }
         let mut info = ptr::null_mut();
         let (allocator, memory) =
@@ -215,29 +268,29 @@ impl MemoryKind {
                 Self::Cuda(device) => (api.CreateMemoryInfo)(c"Cuda".as_ptr(), allocator, device, memory, &mut info),
             })?;
         }
-        infos.insert(number, Info(info));
-        if self == Self::Host {
-            let _ = HOST_INFO.set(Info(info));
-        }
-        Ok(info)
+        // Another thread may have made one meanwhile; then that one is kept, and this one is lost.
+        Ok(match self {
+            Self::Host => HOST.get_or_init(|| Info(info)).0,
+            Self::Cuda(device) => DEVICES.lock().entry(device).or_insert(Info(info)).0,
+        })
     }
 }
 
-fn element(data_type: DataType) -> Option<Element> {
-    Some(match data_type {
-        DataType::Bool => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
-        DataType::Uint8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
-        DataType::Uint16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16,
-        DataType::Uint32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32,
-        DataType::Uint64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64,
-        DataType::Int8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
-        DataType::Int16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16,
-        DataType::Int32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
-        DataType::Int64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
-        DataType::Fp16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
-        DataType::Fp32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-        DataType::Fp64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE,
-        DataType::Bf16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
-        DataType::Bytes => return None,
-    })
+pub(super) const fn element_type(data_type: DataType) -> TensorElementType {
+    match data_type {
+        DataType::Bool => TensorElementType::Bool,
+        DataType::Uint8 => TensorElementType::Uint8,
+        DataType::Uint16 => TensorElementType::Uint16,
+        DataType::Uint32 => TensorElementType::Uint32,
+        DataType::Uint64 => TensorElementType::Uint64,
+        DataType::Int8 => TensorElementType::Int8,
+        DataType::Int16 => TensorElementType::Int16,
+        DataType::Int32 => TensorElementType::Int32,
+        DataType::Int64 => TensorElementType::Int64,
+        DataType::Fp16 => TensorElementType::Float16,
+        DataType::Fp32 => TensorElementType::Float32,
+        DataType::Fp64 => TensorElementType::Float64,
+        DataType::Bf16 => TensorElementType::Bfloat16,
+        DataType::Bytes => TensorElementType::String,
+    }
 }

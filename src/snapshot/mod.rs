@@ -22,14 +22,12 @@ const VERSION: u32 = 1;
 /// Magic, version, checksum and the length of the header.
 const PREFIX_BYTES: usize = 20;
 
-/// What a sequence has.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub state: SequenceState,
     pub extras: Extras,
 }
 
-/// Describes the data behind it.
 #[derive(Serialize, Deserialize)]
 struct Header {
     states: Vec<Entry>,
@@ -44,7 +42,6 @@ struct Header {
     left_over: Vec<Entry>,
 }
 
-/// A counter of a generated input.
 #[derive(Serialize, Deserialize)]
 struct CounterEntry {
     name: String,
@@ -61,12 +58,10 @@ pub struct Entry {
 }
 
 impl Snapshot {
-    /// The bytes of the snapshot.
     pub fn encode(&self, binding: &Binding) -> Result<Vec<u8>, MemoryError> {
         self.encode_after(b"", binding)
     }
 
-    /// The bytes of the snapshot, behind other bytes.
     pub fn encode_after(&self, before: &[u8], binding: &Binding) -> Result<Vec<u8>, MemoryError> {
         let states = binding.states.iter().zip(&self.state.states);
         let state = |(state, value): (&BoundState, &Initial)| {
@@ -95,6 +90,7 @@ impl Snapshot {
         let data: usize = tensors.chain(&header.left_over).map(|entry| entry.byte_size).sum();
         let json = serde_json::to_vec(&header).unwrap_or_default();
         let from = before.len();
+        // A state may be large, so too little memory is an error here, where `Vec` would end the process.
         let mut bytes = reserve(from + PREFIX_BYTES + json.len() + data)?;
         bytes.extend_from_slice(before);
         bytes.extend_from_slice(MAGIC);
@@ -153,7 +149,6 @@ pub fn fit_runtime(dims: &[i64]) -> bool {
     dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
 }
 
-/// What is left over of each input that is cut.
 fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Item = (Entry, &'a [u8])> {
     let left = left.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
     binding.windows().zip(left).map(|((input, _, window), bytes)| {

@@ -1,6 +1,6 @@
 //! Reads snapshots, and refuses those that are damaged or of another model.
 
-use rows::tensor::{DataType, Dims, element_count};
+use rows::tensor::{DataType, Dims, dims_fit, element_count};
 use rows::{reserve, strings};
 
 use super::{Entry, Header, MAGIC, PREFIX_BYTES, Snapshot, VERSION, fit_runtime, left_over};
@@ -13,7 +13,6 @@ use crate::triton::{HeldElements, HeldInput};
 const OTHER_SIZE: SnapshotError = SnapshotError::Damaged("a tensor has another size than its shape needs");
 
 impl Snapshot {
-    /// Reads a snapshot for a sequence of this model.
     pub fn decode(bytes: &[u8], binding: &Binding) -> Result<Self, SnapshotError> {
         let (header, data) = read_header(bytes, Header::most_bytes(binding))?;
         let mut data = Data(data);
@@ -103,12 +102,10 @@ fn read_left_over(entries: &[Entry], data: &mut Data<'_>, binding: &Binding) -> 
     let mut left = Vec::new();
     for (entry, (input, request, window)) in entries.iter().zip(binding.windows()) {
         let dims = binding.left_dims(input, window, -1);
-        let fits = entry.shape.len() == dims.len()
-            && entry.shape.iter().zip(&dims).all(|(&has, &wanted)| has == wanted || (wanted < 0 && has >= 0));
         let elements = entry.shape.get(window.axis).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(usize::MAX);
         // As much as a window needs would have made a step.
         let is_window = elements >= window.taken(request.context, true);
-        if entry.datatype != input.data_type.protocol_name() || !fits || is_window {
+        if entry.datatype != input.data_type.protocol_name() || !dims_fit(&entry.shape, &dims) || is_window {
             return Err(is_other(entry, input.data_type, &dims));
         }
         if elements.checked_mul(window.element_bytes) != Some(entry.byte_size) {
@@ -131,6 +128,7 @@ fn read_header(bytes: &[u8], most: usize) -> Result<(Header, &[u8]), SnapshotErr
         return Err(SnapshotError::Version { came: word(8), known: VERSION });
     }
     let header_bytes = word(16) as usize;
+    // Before the header is parsed, because a client decides how long it is.
     if header_bytes > most {
         let text = format!("its header has {header_bytes} bytes, and the model's at most {most}");
         return Err(SnapshotError::Foreign(text));
@@ -147,8 +145,7 @@ fn read_header(bytes: &[u8], most: usize) -> Result<(Header, &[u8]), SnapshotErr
 /// Reads a tensor whose dims must be `dims`, where -1 is any.
 fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Result<Initial, SnapshotError> {
     let Entry { datatype, shape, .. } = entry;
-    let fits = |(&has, &wanted): (&i64, &i64)| has >= 0 && (has == wanted || wanted < 0);
-    if datatype != data_type.protocol_name() || shape.len() != dims.len() || !shape.iter().zip(dims).all(fits) {
+    if datatype != data_type.protocol_name() || !dims_fit(shape, dims) {
         return Err(is_other(entry, data_type, dims));
     }
     let Some(count) = element_count(shape).filter(|_| fit_runtime(shape)) else { return Err(OTHER_SIZE) };

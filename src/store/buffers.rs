@@ -3,26 +3,26 @@
 //!
 //! [`Spots`] knows which state is where. Here the bytes of rows that join or leave are copied.
 
+use std::sync::Arc;
+
 use rows::tensor::{RowAt, RowLayout, StorageType};
 use sequences::pool::SlotId;
 
-use super::content::StateRow;
-use super::row_state::RowState;
+use super::row::{RowAndMemory, RowState, StateRow};
 use super::spots::{BufferPlan, Spot, Spots, permute};
 use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
-use crate::model::StateMemory;
 use crate::session::{BatchTensor, Copier, Given};
 
-/// The batch buffers of an instance.
 pub(super) struct BatchBuffers {
-    spots: Spots,
+    binding: Arc<Binding>,
+    copier: Copier,
+    pub spots: Spots,
     states: Vec<FixedState>,
     /// The tensor of each state, in each batch buffer.
     tensors: Vec<Vec<BatchTensor>>,
     most_rows: usize,
     plan: BufferPlan,
-    /// Slots of the rows of a batch.
     slots: Vec<Option<SlotId>>,
     /// Positions of the batch whose states are not where the run reads them.
     joining: Vec<usize>,
@@ -30,7 +30,6 @@ pub(super) struct BatchBuffers {
 
 /// A state that has a part of the slot and of the batch buffers.
 struct FixedState {
-    /// Which state of the binding.
     number: usize,
     layout: RowLayout,
     offset: usize,
@@ -40,7 +39,7 @@ struct FixedState {
 
 impl BatchBuffers {
     /// For runs of up to `most_rows` rows. `resident` batches stay beside the one that is written.
-    pub fn new(binding: &Binding, most_rows: usize, resident: usize) -> Self {
+    pub fn new(binding: &Arc<Binding>, copier: &Copier, most_rows: usize, resident: usize) -> Self {
         let states = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Beside(_) => None,
             StatePlace::Slot(layout) => Some(FixedState {
@@ -53,9 +52,17 @@ impl BatchBuffers {
         });
         let states: Vec<_> = states.collect();
         let by_rows = states.iter().any(|state| state.layout.outer > 1);
-        let spots = Spots::new(resident, by_rows);
-        let (tensors, plan, slots, joining) = (Vec::new(), BufferPlan::default(), Vec::new(), Vec::new());
-        Self { spots, states, tensors, most_rows, plan, slots, joining }
+        Self {
+            binding: binding.clone(),
+            copier: copier.clone(),
+            spots: Spots::new(resident, by_rows),
+            states,
+            tensors: Vec::new(),
+            most_rows,
+            plan: BufferPlan::default(),
+            slots: Vec::new(),
+            joining: Vec::new(),
+        }
     }
 
     /// Plans a run over `run_rows` rows. Returns the order of the rows.
@@ -77,50 +84,32 @@ impl BatchBuffers {
     }
 
     /// The tensors that the next run reads and writes, by input and by output.
-    pub fn give<'a>(
-        &'a mut self,
-        binding: &Binding,
-        inputs: &mut [Option<Given<'a>>],
-        outputs: &mut [Option<&'a mut BatchTensor>],
-    ) {
+    pub fn give<'a>(&'a mut self, inputs: &mut [Option<Given<'a>>], outputs: &mut [Option<&'a mut BatchTensor>]) {
         let Ok([from, into]) = self.tensors.get_disjoint_mut([self.plan.from, self.plan.into]) else { return };
         for ((state, from), into) in self.states.iter().zip(from).zip(into) {
-            let state = &binding.states[state.number];
+            let state = &self.binding.states[state.number];
             inputs[state.input] = Some(Given::Batch(from));
             outputs[state.output] = Some(into);
         }
     }
 
-    /// The tensor that the last run wrote a state to.
     pub fn written(&self, number: usize) -> Option<&BatchTensor> {
         let index = self.states.iter().position(|state| state.number == number)?;
         self.tensors.get(self.plan.into)?.get(index)
-    }
-
-    /// Where the newest state of a sequence is; `None`: in its slot.
-    pub fn spot(&self, slot: SlotId) -> Option<Spot> {
-        self.spots.spot(slot)
-    }
-
-    /// The sequence is over, or its slot has the newest state.
-    pub fn forget(&mut self, slot: SlotId) {
-        self.spots.forget(slot);
     }
 
     /// Fills the buffer that the next run reads, for `run_rows` rows, except with states that are lent. Returns the bytes
     /// that were copied.
     pub fn fill(
         &mut self,
-        batch: &[(&RowState, Option<&StateMemory>)],
+        batch: &[RowAndMemory],
         run_rows: usize,
-        binding: &Binding,
-        copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
     ) -> Result<usize, MemoryError> {
         if self.states.is_empty() {
             return Ok(0);
         }
-        self.make_tensors(binding, copier)?;
+        self.make_tensors()?;
         let from = self.plan.from;
         // Taken out for the loop, and put back to keep its memory.
         let mut joining = std::mem::take(&mut self.joining);
@@ -133,17 +122,16 @@ impl BatchBuffers {
                 continue;
             }
             for &position in &joining {
-                let (row, memory) = batch[position];
-                self.fill_row(index, RowAt { position, rows: run_rows }, row, memory, binding, copier)?;
-                copied += if row.is_fresh() { 0 } else { self.states[index].slot_bytes };
+                self.fill_row(index, RowAt { position, rows: run_rows }, batch[position])?;
+                copied += if batch[position].0.is_fresh() { 0 } else { self.states[index].slot_bytes };
             }
         }
         // Rows beyond the batch are copied from the first row, which has to be there.
-        copier.end_phase();
+        self.copier.end_phase();
         for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
             for position in batch.len()..run_rows {
                 let row = |position| state.layout.row(RowAt { position, rows: run_rows });
-                self.tensors[from][index].repeat(copier, &row(0), &row(position));
+                self.tensors[from][index].repeat(&self.copier, &row(0), &row(position));
             }
         }
         // A state that is lent is not in this buffer, so the sequence has no spot there.
@@ -159,27 +147,20 @@ impl BatchBuffers {
     }
 
     /// Fills a row of the buffer that the next run reads, from another spot, the slot, or an initial value.
-    fn fill_row(
-        &mut self,
-        index: usize,
-        to: RowAt,
-        row: &RowState,
-        memory: Option<&StateMemory>,
-        binding: &Binding,
-        copier: &Copier,
-    ) -> Result<(), MemoryError> {
+    fn fill_row(&mut self, index: usize, to: RowAt, (row, memory): RowAndMemory) -> Result<(), MemoryError> {
         let (FixedState { number, layout, .. }, filled) = (&self.states[index], self.plan.from);
         let Some(spot) = self.spot_of_row(to.position) else {
             let tensor = &mut self.tensors[filled][index];
             tensor.set_rows(to.rows)?;
-            return tensor.put(copier, &layout.row(to), StateRow::of(binding, *number, row, memory).content.of_row());
+            let state = StateRow::of(&self.binding, *number, row, memory);
+            return tensor.put(&self.copier, &layout.row(to), state.content.of_row());
         };
         let from = RowAt { position: spot.position, rows: self.spots.run_rows(spot.buffer) };
         let (from, to) = (layout.row(from), layout.row(to));
         if spot.buffer == filled {
-            self.tensors[filled][index].repeat(copier, &from, &to);
+            self.tensors[filled][index].repeat(&self.copier, &from, &to);
         } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, filled]) {
-            filled[index].copy_from(copier, &read[index], &from, &to);
+            filled[index].copy_from(&self.copier, &read[index], &from, &to);
         }
         Ok(())
     }
@@ -191,12 +172,12 @@ impl BatchBuffers {
 
     /// Rounds the states that are stored in another type where the last run, over `run_rows` rows, wrote them, so that a
     /// state is the same whether it moved or not. Returns the number of a state that has become infinite.
-    pub fn round(&mut self, position: usize, run_rows: usize, copier: &Copier) -> Option<usize> {
+    pub fn round(&mut self, position: usize, run_rows: usize) -> Option<usize> {
         let tensors = self.tensors.get_mut(self.plan.into).into_iter().flatten();
         let mut infinite = None;
         for (state, tensor) in self.states.iter().zip(tensors) {
             let row = state.layout.row(RowAt { position, rows: run_rows });
-            if !tensor.round(copier, &row, state.storage) {
+            if !tensor.round(&self.copier, &row, state.storage) {
                 infinite.get_or_insert(state.number);
             }
         }
@@ -211,11 +192,11 @@ impl BatchBuffers {
     }
 
     /// Copies the state at a spot to a slot. Returns the bytes.
-    pub fn write_back(&self, Spot { buffer, position }: Spot, slot: &mut SlotMemory, copier: &Copier) -> usize {
+    pub fn write_back(&self, Spot { buffer, position }: Spot, slot: &mut SlotMemory) -> usize {
         let from = RowAt { position, rows: self.spots.run_rows(buffer) };
         for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
             let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
-            tensor.take(copier, &state.layout.row(from), kept, state.storage);
+            tensor.take(&self.copier, &state.layout.row(from), kept, state.storage);
         }
         self.states.iter().map(|state| state.slot_bytes).sum()
     }
@@ -226,13 +207,13 @@ impl BatchBuffers {
     }
 
     /// Makes the buffers that the plan has and that have not been there before.
-    fn make_tensors(&mut self, binding: &Binding, copier: &Copier) -> Result<(), MemoryError> {
+    fn make_tensors(&mut self) -> Result<(), MemoryError> {
         while self.tensors.len() <= self.plan.from.max(self.plan.into) {
             let tensor = |state: &FixedState| {
-                let state = &binding.states[state.number];
-                let input = &binding.inputs[state.input];
+                let state = &self.binding.states[state.number];
+                let input = &self.binding.inputs[state.input];
                 let (data_type, axis) = (input.data_type, input.batch_axis);
-                BatchTensor::for_rows(data_type, axis, copier.device(), &state.dims, self.most_rows)
+                BatchTensor::for_rows(data_type, axis, self.copier.device(), &state.dims, self.most_rows)
             };
             self.tensors.push(self.states.iter().map(tensor).collect::<Result<_, _>>()?);
         }

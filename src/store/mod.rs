@@ -16,11 +16,8 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
-mod content;
-mod new_states;
 mod operations;
-mod output_rows;
-mod row_state;
+mod row;
 mod spots;
 mod varying;
 
@@ -34,23 +31,18 @@ use crate::binding::{Binding, BoundContext, NewLength};
 use crate::error::{RequestError, RunError};
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
-use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
+use crate::session::{Copier, Given, Overlay, Run, Step};
 use buffers::BatchBuffers;
-pub use content::{Saved, SequenceState, WriteError};
-use content::{StateContent, StateRow};
-use new_states::NewStates;
-pub use output_rows::OutputRows;
-pub use row_state::{Contexts, HasState, RowState};
+pub use row::{Contexts, HasState, OutputRows, RowState, Saved, SequenceState, WriteError};
+use row::{StateContent, StateRow};
 use spots::{Spot, permute};
-use varying::VaryingStates;
+use varying::{NewStates, VaryingStates};
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
 
-/// Bounds of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreLimits {
-    /// Most rows of a run.
     pub most_rows: usize,
     /// Batches that stay in batch buffers beside the one that is written.
     pub resident_batches: usize,
@@ -58,7 +50,6 @@ pub struct StoreLimits {
     pub sequence_bytes: usize,
 }
 
-/// Where the states of an instance's sequences are.
 pub struct StateStore {
     binding: Arc<Binding>,
     sequences: Arc<LiveSequences>,
@@ -78,22 +69,21 @@ pub struct StateStore {
 }
 
 impl StateStore {
-    /// A store for an instance of a model whose states are copied by `copier`.
     pub fn new(binding: Arc<Binding>, sequences: Arc<LiveSequences>, copier: Copier, limits: StoreLimits) -> Self {
-        let buffers = BatchBuffers::new(&binding, limits.most_rows, limits.resident_batches);
-        let (varying, limit) = (VaryingStates::new(&binding), limits.sequence_bytes);
+        let buffers = BatchBuffers::new(&binding, &copier, limits.most_rows, limits.resident_batches);
+        let (varying, limit) = (VaryingStates::new(&binding, &copier), limits.sequence_bytes);
         let (lent, held, others) = (SmallVec::new(), Vec::new(), Vec::new());
         Self { binding, sequences, limit, copier, buffers, varying, copied: 0, lent, held, others }
     }
 
     /// Notes the dimensions of the states that vary in size, for rows that are about to be grouped.
     pub fn note_dims<R: HasState>(&self, rows: &mut [R]) {
-        if self.varying.is_empty() {
+        if self.varying.numbers.is_empty() {
             return;
         }
         let memories = self.sequences.state_memories(rows.iter().map(|row| row.state().slot_with_state()));
         for (row, memory) in rows.iter_mut().zip(memories) {
-            let dims = self.varying.dims(&self.binding, row.state(), memory.as_ref());
+            let dims = self.varying.dims(row.state(), memory.as_ref());
             row.state_mut().dims = dims;
         }
     }
@@ -125,13 +115,13 @@ impl StateStore {
         let mut copied = self.make_way()?;
         // After `make_way`, which brings states to their slots, from where they can be lent.
         self.lent = self.lendable(batch, run_rows);
-        let Self { binding, copier, buffers, varying, held, lent, .. } = self;
-        let rows = rows_of(batch, held);
+        let Self { binding, buffers, varying, held, lent, .. } = self;
+        let rows: Vec<_> = batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect();
         let added = batch.first().map_or(0, |row| added(binding, row));
-        varying.pad(binding, &rows, added);
+        varying.pad(&rows, added);
         let is_lent = |number: usize| lent.contains(&number);
-        copied += varying.fill(&rows, run_rows, binding, copier, is_lent)?;
-        copied += buffers.fill(&rows, run_rows, binding, copier, is_lent)?;
+        copied += varying.fill(&rows, run_rows, is_lent)?;
+        copied += buffers.fill(&rows, run_rows, is_lent)?;
         self.count_copied(copied);
         Ok(())
     }
@@ -151,42 +141,37 @@ impl StateStore {
         let Self { binding, buffers, varying, lent, held, .. } = self;
         let mut inputs: Vec<_> = binding.inputs.iter().map(|_| None).collect();
         let mut outputs: Vec<_> = binding.outputs.iter().map(|_| None).collect();
-        buffers.give(binding, &mut inputs, &mut outputs);
+        buffers.give(&mut inputs, &mut outputs);
         if let (Some(row), Some(memory)) = (batch.first(), held.first()) {
             // In place of what the buffers give: a state that is lent is in no buffer.
             for &number in &*lent {
                 inputs[binding.states[number].input] = lend(binding, number, row.state(), memory.as_ref());
             }
         }
-        varying.give(binding, &mut inputs);
+        varying.give(&mut inputs);
         Run { rows, inputs, outputs, overlays, as_graph: true }
-    }
-
-    /// An output of the last run, which must have succeeded.
-    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RunError> {
-        let is_fixed = |number: &usize| self.binding.states[*number].output == index;
-        let number = (0..self.binding.states.len()).find(is_fixed);
-        Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
     }
 
     /// An output of the last run over `rows` rows, which must have succeeded, taken apart into rows.
     pub fn output_rows<'a>(&'a self, step: &'a Step, index: usize, rows: usize) -> Result<OutputRows<'a>, RunError> {
-        let output = OutputRows::new(&self.binding, index, self.output(step, index)?, rows)?;
-        let state = self.binding.states.iter().find(|state| state.output == index);
+        let state = self.binding.states.iter().enumerate().find(|(_, state)| state.output == index);
+        // A state of fixed size was written to a batch buffer, which is not the step's.
+        let written = state.and_then(|(number, _)| self.buffers.written(number));
+        let output = OutputRows::new(&self.binding, index, step.output(index, written)?, rows)?;
         Ok(match state {
-            Some(state) => self.varying.without_padding(state, output),
+            Some((_, state)) => self.varying.without_padding(state, output),
             None => output,
         })
     }
 
     /// Lets padding consist of this byte rather than of zeros, to check that a model ignores it.
     pub fn set_padding(&mut self, byte: u8) {
-        self.varying.set_padding(byte);
+        self.varying.padding = byte;
     }
 
     /// The padding of the row at `position` in the padded states of the run that has been loaded.
     pub fn gap(&self, position: usize) -> Gap {
-        let gaps = self.varying.gaps();
+        let gaps = &self.varying.gaps;
         // Rows beyond the batch repeat its first.
         gaps.get(position).or(gaps.first()).copied().unwrap_or_default()
     }
@@ -210,7 +195,7 @@ impl StateStore {
 
     /// Whether what the last run, over `run_rows` rows, gave can be states.
     pub fn check(&self, step: &Step, run_rows: usize) -> Result<(), RunError> {
-        self.varying.outputs(&self.binding, step, run_rows).map(drop)
+        self.varying.outputs(step, run_rows).map(drop)
     }
 
     /// Makes what the last run, over `run_rows` rows, wrote the states of the rows whose `results` are good; a state that
@@ -228,9 +213,10 @@ impl StateStore {
             self.round(batch, run_rows, results);
         }
         let stays = self.copy_back(batch, run_rows, step, may_share, results)?;
+        // A copy that fails must be known before `commit` says that the states are there.
         self.copier.synchronise()?;
         if stays {
-            self.varying.stay(&mut self.held, &self.binding, step);
+            self.varying.stay(&mut self.held, step);
         }
         self.commit(batch, run_rows, results);
         Ok(())
@@ -243,7 +229,7 @@ impl StateStore {
             if row.state_mut().lease_that_keeps().is_none() {
                 continue;
             }
-            match panic::catch(|| self.buffers.round(position, run_rows, &self.copier)) {
+            match panic::catch(|| self.buffers.round(position, run_rows)) {
                 Ok(None) => {}
                 Ok(Some(state)) => {
                     let name = self.binding.inputs[self.binding.states[state].input].name.clone();
@@ -282,13 +268,13 @@ impl StateStore {
         self.varying.release();
     }
 
-    /// The sequence is over: its state is not needed.
     pub fn drop(&mut self, sequence: SlotId) {
-        self.buffers.forget(sequence);
+        self.buffers.spots.forget(sequence);
     }
 
-    /// Puts the rows in the order in which their states are.
     fn arrange<R: HasState>(&mut self, batch: &mut [R], run_rows: usize) {
+        // Rows whose growing states are in the tensors of one batch go back to that order, so that the run reads the
+        // tensors as they are.
         if let Some((_, positions)) = self.varying.common(batch, &self.held, run_rows) {
             let mut order: Vec<_> = (0..batch.len()).collect();
             order.sort_by_key(|&row| positions[row]);
@@ -302,22 +288,22 @@ impl StateStore {
         // Once more, because the batch buffers may have asked for another order.
         let common = self.varying.common(batch, &self.held, run_rows);
         let in_order = common.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
-        self.varying.set_grown(in_order.map(|(grown, _)| grown));
+        self.varying.grown = in_order.map(|(grown, _)| grown);
     }
 
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
     fn make_way(&mut self) -> Result<usize, RunError> {
-        let stay = self.varying.grown().is_some();
+        let stay = self.varying.grown.is_some();
         let sharing = if stay { Vec::new() } else { self.varying.sharing() };
         let mut copied = self.copy_to_slots(&self.buffers.leaving(), &sharing);
-        let Self { binding, copier, varying, held, others, .. } = self;
+        let Self { varying, held, others, .. } = self;
         // Where another sequence finds no memory, its states stay where they are, and the next batch tries again.
         for memory in others.iter_mut().filter(|memory| sharing.contains(&memory.id())) {
-            copied += varying.copy_out(binding, memory, copier).unwrap_or_default();
+            copied += varying.copy_out(memory).unwrap_or_default();
         }
         for memory in held.iter_mut().flatten().filter(|_| !stay) {
-            copied += varying.copy_out(binding, memory, copier)?;
+            copied += varying.copy_out(memory)?;
         }
         // What is filled next reads from where this writes to.
         self.copier.end_phase();
@@ -343,9 +329,9 @@ impl StateStore {
         for &(slot, spot) in leaving {
             let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);
             if let Some(memory) = memories.find(|memory| memory.id() == slot) {
-                copied += self.buffers.write_back(spot, &mut memory.slot, &self.copier);
+                copied += self.buffers.write_back(spot, &mut memory.slot);
             }
-            self.buffers.forget(slot);
+            self.buffers.spots.forget(slot);
         }
         copied
     }
@@ -353,9 +339,9 @@ impl StateStore {
     /// The states of the only row of a run that the run can read where they are.
     fn lendable<R: HasState>(&self, batch: &[R], run_rows: usize) -> SmallVec<[usize; 2]> {
         let (1, Some(row), Some(memory)) = (run_rows, batch.first(), self.held.first()) else { return SmallVec::new() };
-        let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spot(slot).is_none());
+        let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spots.spot(slot).is_none());
         let is_in_place = |number: usize| {
-            if self.binding.states[number].is_in_slot() { is_in_slot } else { self.varying.grown().is_none() }
+            if self.binding.states[number].is_in_slot() { is_in_slot } else { self.varying.grown.is_none() }
         };
         let can_be_lent = |number: usize| lend(&self.binding, number, row.state(), memory.as_ref()).is_some();
         (0..self.binding.states.len()).filter(|&number| is_in_place(number) && can_be_lent(number)).collect()
@@ -375,10 +361,9 @@ impl StateStore {
             return Ok(false);
         }
         let Self { binding, varying, held, .. } = self;
-        let outputs = varying.outputs(binding, step, run_rows)?;
+        let outputs = varying.outputs(step, run_rows)?;
         let new = NewStates { binding, outputs, step, run_rows, limit: self.limit };
-        let mut stays =
-            may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, run_rows, step);
+        let mut stays = may_share && results.iter().all(Result::is_ok) && varying.can_stay(batch, run_rows, step);
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
             // All are paid for first, because they stay together or not at all.
@@ -427,14 +412,6 @@ fn lend<'a>(
         }
         _ => None,
     }
-}
-
-/// The rows of a batch with what their sequences keep.
-fn rows_of<'a, R: HasState>(
-    batch: &'a [R],
-    held: &'a [Option<StateMemory>],
-) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
-    batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -3,12 +3,12 @@
 //! The sequence must be one of this store's instance: another store does not know what is in that one's batch buffers.
 
 use half::f16;
-use rows::tensor::{DataType, Dims, StorageType, element_count};
+use rows::tensor::{DataType, Dims, StorageType, dims_fit, element_count};
 use rows::{copies, strings};
 use sequences::pool::SlotId;
 
 use super::StateStore;
-use super::content::{Saved, SequenceState, StateContent, StateRow, WriteError};
+use super::row::{Saved, SequenceState, StateContent, StateRow, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RunError;
 use crate::memory::{Charge, MemoryError};
@@ -42,16 +42,11 @@ impl StateStore {
         Some(described.collect())
     }
 
-    /// The state of a sequence; `None` if it is over.
     pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RunError> {
         let all: Vec<usize> = (0..self.binding.states.len()).collect();
         let Some(states) = self.read_states(sequence, &all)? else { return Ok(None) };
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
-        let context = |entry: usize, bytes: usize| {
-            let from = self.binding.slot.offset(entry);
-            memory.slot.part(from..from + bytes).host().to_vec()
-        };
-        let contexts = self.binding.contexts().map(|(_, _, of)| context(of.slot_entry, of.bytes)).collect();
+        let contexts = self.binding.contexts().map(|(_, _, of)| self.kept(&memory, of).to_vec()).collect();
         Ok(Some(SequenceState { states, contexts }))
     }
 
@@ -59,23 +54,14 @@ impl StateStore {
     pub fn save(&mut self, sequence: SlotId) -> Result<Option<Saved>, RunError> {
         let Some(state) = self.read(sequence)? else { return Ok(None) };
         let bytes = self.sizes(&state).map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        // Charged now, so that there is room when the state has to be restored.
         let charge = if bytes > 0 { Some(self.sequences.charge(bytes)?) } else { None };
         Ok(Some(Saved { state, charge }))
     }
 
-    /// Restores the state that a sequence had when it was saved. Returns false if it is over.
-    pub fn restore(&mut self, sequence: SlotId, saved: Saved) -> Result<bool, WriteError> {
-        self.write_paid(sequence, &saved.state, saved.charge)
-    }
-
     /// Gives a sequence another state. Returns false if it is over. A state that does not fit, or for which there is no
-    /// room, is refused and changes nothing.
-    pub fn write(&mut self, sequence: SlotId, state: &SequenceState) -> Result<bool, WriteError> {
-        self.write_paid(sequence, state, None)
-    }
-
-    /// As [`StateStore::write`]. If there is a charge, it pays for all of the state.
-    fn write_paid(
+    /// room, is refused and changes nothing. A charge, if there is one, pays for all of the state.
+    pub fn write(
         &mut self,
         sequence: SlotId,
         state: &SequenceState,
@@ -104,11 +90,11 @@ impl StateStore {
 
     /// Copies the states of sequences to their slots and beside them, out of the batch buffers and shared tensors.
     pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RunError> {
-        let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
+        let leaving =
+            sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spots.spot(slot)?))).collect::<Vec<_>>();
         let copied = self.copy_to_slots(&leaving, sequences);
-        let Self { binding, copier, varying, others, .. } = self;
-        let copied_out = others.iter_mut().map(|memory| varying.copy_out(binding, memory, copier));
-        let copied_out = copied_out.sum::<Result<usize, _>>();
+        let Self { varying, others, .. } = self;
+        let copied_out = others.iter_mut().map(|memory| varying.copy_out(memory)).sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
         // Also after an error, because the next call takes the same memory.
         self.release();
@@ -129,8 +115,7 @@ impl StateStore {
         }
         for (state, value) in self.binding.states.iter().zip(&value.states) {
             let (name, dims) = (&self.binding.inputs[state.input].name, Dims(&value.dims));
-            let fits = |(&dim, &wanted): (&i64, &i64)| dim >= 0 && (dim == wanted || wanted < 0);
-            if value.dims.len() != state.dims.len() || !value.dims.iter().zip(&state.dims).all(fits) {
+            if !dims_fit(&value.dims, &state.dims) {
                 return misfit(format!("the value for '{name}' has dims {dims}, and a row has {}", Dims(&state.dims)));
             }
             if !has_elements(state.data_type, value) {
@@ -152,7 +137,6 @@ impl StateStore {
         Ok(())
     }
 
-    /// What the states of varying size take.
     fn sizes(&self, value: &SequenceState) -> impl Iterator<Item = VaryingSize> {
         let states = self.binding.states.iter().zip(&value.states);
         states.filter(|(state, _)| !state.is_in_slot()).map(|(state, value)| match state.data_type {
@@ -178,7 +162,6 @@ fn kept_bytes(state: &BoundState, value: &Initial) -> usize {
     state.layout(&value.dims).map_or(0, |layout| state.kept_bytes(layout))
 }
 
-/// The elements of a value of strings.
 fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
     let strings = if let InitialContent::Strings(strings) = &value.content { Some(strings) } else { None };
     let empty = if strings.is_some() { 0 } else { element_count(&value.dims).unwrap_or(0) };

@@ -22,13 +22,10 @@ use sequences::pool::SlotId;
 /// Where the newest state of a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// Which batch buffer.
     pub buffer: usize,
-    /// Which row of it.
     pub position: usize,
 }
 
-/// How a batch is to run.
 #[derive(Debug, Default)]
 pub struct BufferPlan {
     /// The batch buffer that the run reads.
@@ -56,11 +53,9 @@ struct Resident {
     planned: u64,
 }
 
-/// The spots of an instance's sequences.
 pub struct Spots {
     buffers: Vec<BatchBuffer>,
     by_slot: HashMap<SlotId, Spot>,
-    /// Most batch buffers.
     most: usize,
     /// Batch buffers that there may be so far: one more when a batch comes back that had to leave.
     allowed: usize,
@@ -111,6 +106,7 @@ impl Spots {
         self.mark(rows, run_rows);
         self.allow_for(rows);
         plan.from = self.best_to_read(run_rows);
+        // Another one, because a run that fails must leave the states that it has read.
         plan.into = self.least_wanted(Some(plan.from), run_rows);
         self.order(plan);
         plan.leaving.clear();
@@ -184,6 +180,7 @@ impl Spots {
     }
 
     fn best_to_read(&mut self, run_rows: usize) -> usize {
+        // Rows that are in place need no copy.
         let most = (0..self.buffers.len()).max_by_key(|&buffer| self.staying[buffer]);
         match most.filter(|&buffer| self.staying[buffer] > 0) {
             Some(buffer) => buffer,

@@ -40,7 +40,7 @@ impl World {
     fn with_budget(binding: Arc<Binding>, sequences: usize, on_device: bool, budget: usize) -> Self {
         gpu_rows::simulate();
         let device = on_device.then(|| Device::open(0).unwrap());
-        let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+        let copier = device.as_ref().map_or(Copier::default(), |device| {
             Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
         });
         let slot = SlotSpec {
@@ -160,7 +160,7 @@ fn every_kind_of_state_is_read_as_it_was_written() {
         let mut world = World::new(binding(true), 2, on_device);
         for (id, seed, steps) in [(0, 1.0, 3), (1, 2.0, 20), (0, 3.0, 0), (1, 4.0, 1)] {
             let value = value(seed, steps);
-            assert!(world.store.write(world.slots[id], &value).unwrap());
+            assert!(world.store.write(world.slots[id], &value, None).unwrap());
             assert_eq!(world.read(id).unwrap(), value, "on a device: {on_device}");
         }
         assert!(copy(&mut world.store, world.slots[1], world.slots[0]).unwrap());
@@ -168,7 +168,7 @@ fn every_kind_of_state_is_read_as_it_was_written() {
         let zeros = |value: Initial| Initial { content: InitialContent::Zeros, ..value };
         let mut written = value(5.0, 2);
         written.states = written.states.into_iter().map(zeros).collect();
-        assert!(world.store.write(world.slots[0], &written).unwrap());
+        assert!(world.store.write(world.slots[0], &written, None).unwrap());
         let read = world.read(0).unwrap();
         assert_eq!(read.states[..2], [floats(&[1, 2], &[0.0; 2]), floats(&[1, 4], &[0.0; 4])]);
         assert_eq!(read.states[2..], [floats(&[1, 2], &[0.0; 2]), names(&["", ""])]);
@@ -179,7 +179,7 @@ fn every_kind_of_state_is_read_as_it_was_written() {
 fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let mut world = World::new(binding(true), 2, false);
     let before = value(1.0, 2);
-    assert!(world.store.write(world.slots[0], &before).unwrap());
+    assert!(world.store.write(world.slots[0], &before, None).unwrap());
     let altered = |alter: fn(&mut SequenceState)| {
         let mut value = value(2.0, 2);
         alter(&mut value);
@@ -197,13 +197,13 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
         ),
         (altered(|value| value.states[2] = floats(&[1, 50], &[0.0; 50])), "200 are allowed"),
     ] {
-        let error = world.store.write(world.slots[0], &wrong).unwrap_err().to_string();
+        let error = world.store.write(world.slots[0], &wrong, None).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert_eq!(world.read(0).unwrap(), before);
     }
     // The other sequence has what is left of the budget.
-    assert!(world.store.write(world.slots[1], &value(3.0, 40)).unwrap());
-    let error = world.store.write(world.slots[0], &value(2.0, 40)).unwrap_err().to_string();
+    assert!(world.store.write(world.slots[1], &value(3.0, 40), None).unwrap());
+    let error = world.store.write(world.slots[0], &value(2.0, 40), None).unwrap_err().to_string();
     assert!(error.contains("max_state_bytes"), "{error}");
     assert_eq!((world.read(0).unwrap(), world.read(1).unwrap()), (before, value(3.0, 40)));
 }
@@ -212,24 +212,24 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
 fn a_saved_state_is_restored_when_the_budget_is_used_up() {
     let mut world = World::new(binding(true), 2, false);
     let before = value(1.0, 30);
-    assert!(world.store.write(world.slots[0], &before).unwrap());
+    assert!(world.store.write(world.slots[0], &before, None).unwrap());
     let saved = world.store.save(world.slots[0]).unwrap().unwrap();
-    assert!(world.store.write(world.slots[0], &value(2.0, 2)).unwrap());
-    assert!(world.store.write(world.slots[1], &value(3.0, 30)).unwrap());
-    assert!(world.store.write(world.slots[1], &value(3.0, 35)).is_err());
-    assert!(world.store.restore(world.slots[0], saved).unwrap());
+    assert!(world.store.write(world.slots[0], &value(2.0, 2), None).unwrap());
+    assert!(world.store.write(world.slots[1], &value(3.0, 30), None).unwrap());
+    assert!(world.store.write(world.slots[1], &value(3.0, 35), None).is_err());
+    assert!(world.store.write(world.slots[0], &saved.state, saved.charge).unwrap());
     assert_eq!((world.read(0).unwrap(), world.read(1).unwrap()), (before, value(3.0, 30)));
     // The copy has been paid back.
-    assert!(world.store.write(world.slots[1], &value(3.0, 35)).unwrap());
+    assert!(world.store.write(world.slots[1], &value(3.0, 35), None).unwrap());
 }
 
 #[test]
 fn a_sequence_that_is_over_has_no_state() {
     let mut world = World::new(binding(true), 2, false);
-    assert!(world.store.write(world.slots[0], &value(1.0, 2)).unwrap());
+    assert!(world.store.write(world.slots[0], &value(1.0, 2), None).unwrap());
     world.end(0);
     assert_eq!(world.read(0), None);
-    assert!(!world.store.write(world.slots[0], &value(2.0, 2)).unwrap());
+    assert!(!world.store.write(world.slots[0], &value(2.0, 2), None).unwrap());
     assert!(!copy(&mut world.store, world.slots[0], world.slots[1]).unwrap());
     assert!(!copy(&mut world.store, world.slots[1], world.slots[0]).unwrap());
     world.store.evict(&world.slots.clone()).unwrap();
@@ -241,9 +241,11 @@ fn a_state_in_a_batch_buffer_is_read_replaced_and_evicted() {
         let mut world = World::new(binding(false), 3, on_device);
         world.run(&[(0, [1.0, 1.0]), (1, [2.0, 2.0]), (2, [3.0, 3.0])], false);
         let slots = world.slots.clone();
-        assert!(slots.iter().all(|&slot| world.store.buffers.spot(slot).is_some()));
+        assert!(slots.iter().all(|&slot| world.store.buffers.spots.spot(slot).is_some()));
         world.store.evict(&slots[..1]).unwrap();
-        assert!(world.store.buffers.spot(slots[0]).is_none() && world.store.buffers.spot(slots[1]).is_some());
+        assert!(
+            world.store.buffers.spots.spot(slots[0]).is_none() && world.store.buffers.spots.spot(slots[1]).is_some()
+        );
         assert!(copy(&mut world.store, slots[2], slots[1]).unwrap());
         assert_eq!([0, 1, 2].map(|id| world.first(id).unwrap()), [[1.0; 2], [3.0; 2], [3.0; 2]]);
         world.run(&[(1, [5.0, 5.0])], true);
@@ -293,7 +295,7 @@ proptest! {
         };
         let mut model: HashMap<usize, SequenceState> = (0..6).map(|id| (id, state(0.0, 1))).collect();
         for slot in world.slots.clone() {
-            prop_assert!(world.store.write(slot, &state(0.0, 1)).unwrap());
+            prop_assert!(world.store.write(slot, &state(0.0, 1), None).unwrap());
         }
         for (step, op) in ops.into_iter().enumerate() {
             let seed = 1.0 + step as f32;
@@ -313,7 +315,7 @@ proptest! {
                 }
                 Op::Read(id) => prop_assert_eq!(world.read(id), model.get(&id).cloned()),
                 Op::Write(id, steps) => {
-                    let is_live = world.store.write(world.slots[id], &state(seed, steps)).unwrap();
+                    let is_live = world.store.write(world.slots[id], &state(seed, steps), None).unwrap();
                     prop_assert_eq!(is_live, model.contains_key(&id));
                     model.entry(id).and_modify(|old| *old = state(seed, steps));
                 }
@@ -327,7 +329,7 @@ proptest! {
                 Op::Evict(ids) => {
                     let slots: Vec<_> = ids.into_iter().map(|id| world.slots[id]).collect();
                     world.store.evict(&slots).unwrap();
-                    prop_assert!(slots.iter().all(|&slot| world.store.buffers.spot(slot).is_none()));
+                    prop_assert!(slots.iter().all(|&slot| world.store.buffers.spots.spot(slot).is_none()));
                 }
                 Op::End(id) => {
                     if model.remove(&id).is_some() {
@@ -352,7 +354,7 @@ proptest! {
 /// Gives a sequence the state of another. Returns false if either is over.
 fn copy(store: &mut StateStore, from: SlotId, to: SlotId) -> Result<bool, RequestError> {
     match store.read(from)? {
-        Some(state) => Ok(store.write(to, &state)?),
+        Some(state) => Ok(store.write(to, &state, None)?),
         None => Ok(false),
     }
 }

@@ -1,4 +1,4 @@
-//! The states whose size varies: growing tensors and strings.
+//! The states whose size varies: growing tensors and strings; and what of all states is copied after a run.
 //!
 //! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]), which
 //! the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a sequence
@@ -7,51 +7,50 @@
 
 use std::sync::{Arc, Weak};
 
-use rows::strings;
-use rows::tensor::{DataType, Gap, RowAt, StorageType};
+use rows::tensor::{DataType, Gap, RowAt, StorageType, WindowLayout, dims_fit};
+use rows::{copies, strings};
 use sequences::pool::SlotId;
 
-use super::content::{StateContent, StateRow};
-use super::output_rows::OutputRows;
-use super::row_state::{HasState, RowState};
+use super::row::{HasState, OutputRows, RowAndMemory, RowState, StateContent, StateRow};
 use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::{InputError, RequestError, RunError};
 use crate::memory::{PAGES_FROM, Shared};
 use crate::model::{Grown, StateMemory, VaryingSize};
-use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, Value};
 
-/// The states of varying size of an instance.
 pub(super) struct VaryingStates {
+    binding: Arc<Binding>,
+    copier: Copier,
     /// The number of each in the binding.
-    numbers: Vec<usize>,
+    pub numbers: Vec<usize>,
     /// What the next run reads each from, if it is neither lent nor in shared tensors.
     inputs: Vec<Option<Input>>,
     /// Their tensors may stay as ONNX Runtime makes them.
     may_stay: bool,
     /// What the next run reads them from, if those of all rows are in the tensors of one batch.
-    grown: Option<Arc<Grown>>,
+    pub grown: Option<Arc<Grown>>,
     /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
     /// there.
     last_grown: (Weak<Grown>, Vec<SlotId>),
     /// The padding of each row in the next run; empty if no row has any.
-    gaps: Vec<Gap>,
+    pub gaps: Vec<Gap>,
     /// The length that the run must give the padded states, if rows have padding.
     padded_after: usize,
-    /// The byte that padding consists of.
-    padding: u8,
+    pub padding: u8,
 }
 
-/// The states of a batch, put together.
 enum Input {
     Rows(BatchTensor),
-    Strings(StringTensor),
+    Strings(Value),
 }
 
 impl VaryingStates {
-    pub fn new(binding: &Binding) -> Self {
+    pub fn new(binding: &Arc<Binding>, copier: &Copier) -> Self {
         let numbers: Vec<_> =
             (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
         Self {
+            binding: binding.clone(),
+            copier: copier.clone(),
             inputs: numbers.iter().map(|_| None).collect(),
             numbers,
             may_stay: binding.varying_may_stay(),
@@ -63,32 +62,17 @@ impl VaryingStates {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.numbers.is_empty()
-    }
-
-    /// Dimensions of each state of a row before the run.
-    pub fn dims(&self, binding: &Binding, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
-        self.numbers.iter().map(|&number| StateRow::of(binding, number, row, memory).dims.to_vec()).collect()
-    }
-
-    /// Lets padding consist of this byte.
-    pub fn set_padding(&mut self, byte: u8) {
-        self.padding = byte;
-    }
-
-    /// The padding of the rows in the next run.
-    pub fn gaps(&self) -> &[Gap] {
-        &self.gaps
+    pub fn dims(&self, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
+        self.numbers.iter().map(|&number| StateRow::of(&self.binding, number, row, memory).dims.to_vec()).collect()
     }
 
     /// Decides the padding of the rows in the next run, which adds `added` elements to each: the longest has none. In
     /// tensors of an earlier run, rows have the padding that they had there.
-    pub fn pad(&mut self, binding: &Binding, rows: &[(&RowState, Option<&StateMemory>)], added: usize) {
+    pub fn pad(&mut self, rows: &[RowAndMemory], added: usize) {
         self.gaps.clear();
-        let Some(padding) = &binding.growing_padding else { return };
-        let length = |&(row, memory): &(&RowState, Option<&StateMemory>)| {
-            let length = padding.length(&self.dims(binding, row, memory))?;
+        let Some(padding) = &self.binding.growing_padding else { return };
+        let length = |&(row, memory): &RowAndMemory| {
+            let length = padding.length(&self.dims(row, memory))?;
             usize::try_from(length).ok()
         };
         let lengths: Vec<_> = rows.iter().map(length).collect::<Option<_>>().unwrap_or_default();
@@ -102,29 +86,19 @@ impl VaryingStates {
             lengths.iter().zip(&self.gaps).map(|(length, gap)| length + gap.length + added).next().unwrap_or(0);
     }
 
-    /// What the next run reads growing states from, if they are all in the tensors of one batch.
-    pub fn grown(&self) -> Option<&Grown> {
-        self.grown.as_deref()
-    }
-
-    /// The next run reads growing states from these tensors.
-    pub fn set_grown(&mut self, grown: Option<Arc<Grown>>) {
-        self.grown = grown;
-    }
-
     /// The tensors of a batch of exactly these rows, in which all have their growing states; and at which positions.
-    pub fn common<R: HasState>(
+    pub fn common<'a, R: HasState>(
         &self,
         batch: &[R],
-        held: &[Option<StateMemory>],
+        held: &'a [Option<StateMemory>],
         run_rows: usize,
     ) -> Option<(Arc<Grown>, Vec<usize>)> {
         if !self.may_stay || batch.len() != run_rows {
             return None;
         }
-        let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
+        let shared = |(row, memory): (&R, &'a Option<StateMemory>)| {
             row.state().slot_in_place()?;
-            memory.as_ref()?.varying.first()?.shared().cloned()
+            memory.as_ref()?.varying.first()?.shared()
         };
         let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
         let grown = rows.first()?.tensors.clone();
@@ -139,21 +113,17 @@ impl VaryingStates {
     }
 
     /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
-    pub fn copy_out(
-        &mut self,
-        binding: &Binding,
-        memory: &mut StateMemory,
-        copier: &Copier,
-    ) -> Result<usize, RunError> {
+    pub fn copy_out(&mut self, memory: &mut StateMemory) -> Result<usize, RunError> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
-            let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
+            let shared = varying.shared().map(|at| (at.tensors.clone(), at.position, at.bytes));
+            let Some((tensors, position, bytes)) = shared else { continue };
             let Some(tensor) = tensors.tensors.get(index) else { continue };
-            let (state, at) = (&binding.states[*number], RowAt { position, rows: tensors.rows });
-            let row = state.row(tensor.dims(), tensors.gap(position), at);
+            let (state, at) = (&self.binding.states[*number], RowAt { position, rows: tensors.rows });
+            let row = state.row(&tensor.dims, tensors.gap(position), at);
             let (Some((row, _)), Some(room)) = (row, varying.room_for_shared()?) else { continue };
-            copied += room.byte_len();
-            tensor.take(copier, &row, room, StorageType::Exact)?;
+            copied += bytes;
+            tensor.take(&self.copier, &row, room, StorageType::Exact)?;
             varying.forget_shared();
         }
         self.last_grown.1.retain(|&slot| slot != memory.id());
@@ -164,24 +134,22 @@ impl VaryingStates {
     /// first. Returns the bytes that were copied.
     pub fn fill(
         &mut self,
-        rows: &[(&RowState, Option<&StateMemory>)],
+        rows: &[RowAndMemory],
         run_rows: usize,
-        binding: &Binding,
-        copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
     ) -> Result<usize, RequestError> {
         if self.grown.is_some() {
             return Ok(0);
         }
-        let Self { numbers, inputs, gaps, padding, .. } = self;
+        let Self { binding, copier, numbers, inputs, gaps, padding, .. } = self;
         let inputs = numbers.iter().zip(inputs).filter(|(number, _)| !is_lent(**number));
         inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, (gaps, *padding), copier)).sum()
     }
 
     /// The tensors that the next run reads, by input; those that are lent are there already.
-    pub fn give<'a>(&'a mut self, binding: &Binding, inputs: &mut [Option<Given<'a>>]) {
+    pub fn give<'a>(&'a mut self, inputs: &mut [Option<Given<'a>>]) {
         for (index, (&number, input)) in self.numbers.iter().zip(&mut self.inputs).enumerate() {
-            let given = &mut inputs[binding.states[number].input];
+            let given = &mut inputs[self.binding.states[number].input];
             if given.is_some() {
                 continue;
             }
@@ -194,7 +162,6 @@ impl VaryingStates {
         }
     }
 
-    /// Gives back what the last run has read.
     pub fn release(&mut self) {
         self.grown = None;
         self.gaps.clear();
@@ -209,15 +176,14 @@ impl VaryingStates {
     /// The new states, as the last run over `run_rows` rows gave them.
     pub fn outputs<'a>(
         &'a self,
-        binding: &'a Binding,
         step: &'a Step,
         run_rows: usize,
     ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RunError> {
         let output = |&number: &usize| {
-            let state = &binding.states[number];
-            let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, run_rows)?;
+            let state = &self.binding.states[number];
+            let output = OutputRows::new(&self.binding, state.output, step.output(state.output, None)?, run_rows)?;
             // Where the model left a state's shape open, this is the first time to see it.
-            if !output.is_row_of(state) {
+            if !dims_fit(&output.dims, &state.dims) {
                 return Err(output.uneven());
             }
             self.check_padding(state, &output)?;
@@ -237,30 +203,30 @@ impl VaryingStates {
     }
 
     /// The output of a state, whose rows have the padding that they had in the run.
-    pub fn without_padding<'a>(&'a self, state: &BoundState, output: OutputRows<'a>) -> OutputRows<'a> {
-        match state.padded_axis {
-            Some(axis) => output.padded(axis, &self.gaps),
-            None => output,
+    pub fn without_padding<'a>(&'a self, state: &BoundState, mut output: OutputRows<'a>) -> OutputRows<'a> {
+        if let Some(axis) = state.padded_axis {
+            output.padding = (axis, &self.gaps);
         }
+        output
     }
 
     /// Whether the new states of a batch over `run_rows` rows may stay in the tensors that the run made.
-    pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], run_rows: usize, step: &Step) -> bool {
+    pub fn can_stay<R: HasState>(&self, batch: &[R], run_rows: usize, step: &Step) -> bool {
         self.may_stay
             && batch.len() == run_rows
             && batch.iter().all(|row| row.state().keeps())
-            && self.numbers.iter().all(|&number| step.has_made(binding.states[number].output))
+            && self.numbers.iter().all(|&number| step.has_made(self.binding.states[number].output))
     }
 
     /// Leaves the new states of a batch in the tensors that the last run made.
-    pub fn stay(&mut self, held: &mut [Option<StateMemory>], binding: &Binding, step: &mut Step) {
-        let made = self.numbers.iter().filter_map(|&number| step.take_made(binding.states[number].output));
+    pub fn stay(&mut self, held: &mut [Option<StateMemory>], step: &mut Step) {
+        let made = self.numbers.iter().filter_map(|&number| step.take_made(self.binding.states[number].output));
         let grown = Arc::new(Grown { tensors: made.collect(), rows: held.len(), gaps: std::mem::take(&mut self.gaps) });
         for (position, memory) in held.iter_mut().enumerate() {
             let Some(memory) = memory else { continue };
             for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
-                let state = &binding.states[number];
-                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims().to_vec()) else {
+                let state = &self.binding.states[number];
+                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims.clone()) else {
                     continue;
                 };
                 if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {
@@ -286,7 +252,7 @@ fn fill(
     input: &mut Option<Input>,
     binding: &Binding,
     number: usize,
-    rows: &[(&RowState, Option<&StateMemory>)],
+    rows: &[RowAndMemory],
     run_rows: usize,
     (gaps, padding): (&[Gap], u8),
     copier: &Copier,
@@ -318,7 +284,7 @@ fn fill(
         if let Some(axis) = binding.inputs[state.input].batch_axis {
             dims[axis] = run_rows as i64;
         }
-        *input = Some(Input::Strings(StringTensor::new(contents.filter_map(elements).flatten(), &dims)?));
+        *input = Some(Input::Strings(Value::of_strings(contents.filter_map(elements).flatten(), &dims)?));
         return Ok(0);
     }
     if input.is_none() {
@@ -345,7 +311,7 @@ fn fill(
 }
 
 /// Bytes that the new state of the row at `position` takes.
-pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
+fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
     match state.data_type {
         DataType::Bytes => VaryingSize::Strings(strings::written_bytes(output.strings(position))),
         _ => VaryingSize::Bytes(state.storage.bytes(output.row(position).bytes())),
@@ -353,7 +319,7 @@ pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> 
 }
 
 /// Copies the new state of the row at `position` to memory of its sequence, where room has been made. Returns the bytes.
-pub(super) fn copy_in(
+fn copy_in(
     state: &BoundState,
     output: &OutputRows,
     position: usize,
@@ -370,4 +336,72 @@ pub(super) fn copy_in(
         step.take_output(state.output, &output.row(position), kept, state.storage)?;
     }
     Ok(bytes)
+}
+
+/// The states after a run, as its outputs have them.
+pub(super) struct NewStates<'a> {
+    pub binding: &'a Binding,
+    /// Those of varying size.
+    pub outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
+    pub step: &'a Step,
+    pub run_rows: usize,
+    pub limit: usize,
+}
+
+impl NewStates<'_> {
+    /// Makes room for the varying states of a row, so that keeping them cannot fail; if they stay in the tensors of the
+    /// run, they are only paid for.
+    pub fn make_room<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<(), RunError> {
+        let (Some(_), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(()) };
+        let too_large = |(state, output): &&(&BoundState, OutputRows)| {
+            state.storage == StorageType::Fp16 && !output.fits_fp16(position)
+        };
+        if let Some((state, _)) = self.outputs.iter().find(too_large) {
+            return Err(RunError::StateNotFp16 { name: self.binding.inputs[state.input].name.clone() });
+        }
+        let sizes = || self.outputs.iter().map(|(state, output)| size(state, output, position));
+        let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        if bytes > self.limit {
+            return Err(RunError::StateTooLarge { bytes, limit: self.limit });
+        }
+        Ok(memory.reserve(sizes(), stays)?)
+    }
+
+    /// Copies a row's contexts and, unless they stay, its varying states. Returns the bytes of the latter.
+    pub fn keep<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<usize, RunError> {
+        if !stays {
+            self.make_room(position, row, memory, false)?;
+        }
+        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(0) };
+        // Until `commit`: the copies overwrite the state from before the run.
+        lease.spoil();
+        for (input, _, context) in self.binding.contexts() {
+            // The end of what the model saw of this row is what goes in front of the next request.
+            let Some(length) = row.steps(self.binding, input, context.axis) else { continue };
+            let bound = &self.binding.inputs[input];
+            let (dims, bytes) = self.step.filled(input);
+            let layout = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis);
+            let Some(layout) = layout else { continue };
+            let at = RowAt { position, rows: self.run_rows };
+            let window = layout.window(at, length - context.length..length);
+            let from = self.binding.slot.offset(context.slot_entry);
+            let kept = memory.slot.part_mut(from..from + context.bytes).host();
+            copies::take(&window, StorageType::Exact, bytes, &mut kept[..window.bytes()]);
+            context.mark(kept);
+        }
+        let outputs = self.outputs.iter().filter(|_| !stays);
+        outputs.map(|(state, output)| copy_in(state, output, position, memory, self.step)).sum()
+    }
 }

@@ -91,7 +91,7 @@ impl Reader {
         if is_of_sequence {
             return None;
         }
-        Some(match self.expected.drains(request)? {
+        Some(match self.expected.state.drains(request)? {
             Ok(true) if self.keeper.is_some() => Ok(()),
             Ok(true) => {
                 Err(conflict("'drain' saves all sequences in the model's 'state_store', but the model has none").into())
@@ -121,7 +121,7 @@ impl Reader {
             if let [control] = controls.as_slice() {
                 starts = control.id.as_ref().filter(|_| control.start).cloned();
             }
-            let asked = self.expected.asked(request)?;
+            let asked = self.expected.state.parameters(request)?;
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
                 if asked.resume && control.id.is_none() {
                     return Err(conflict("'resume' needs the id of the parked sequence").into());

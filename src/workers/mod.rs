@@ -147,7 +147,7 @@ impl Workers {
         };
         for number in 0..own.workers {
             let (instance, shared) = (Instance::new(triton, model.clone())?, workers.shared.clone());
-            let (instance_number, instance) = (instance.number(), Mutex::new(instance));
+            let (instance_number, instance) = (instance.number, Mutex::new(instance));
             let responder = Responder::new(move |settled| shared.answer(settled), true);
             let worker = Arc::new(Worker { number, instance_number, instance, responder });
             let (shared, works) = (workers.shared.clone(), worker.clone());
@@ -381,7 +381,7 @@ impl Shared {
             finished.extend(dropped.iter().map(|over| Finished::lost(over.lane)));
         }
         // Only with `oldest` are requests held, so this need not wait for their release.
-        panic::catch_and_log(|| instance.sequences().finish_payload(instance.number(), Vec::new()));
+        panic::catch_and_log(|| instance.sequences.finish_payload(instance.number, Vec::new()));
         // Before the scheduler counts the sequences as over: otherwise a drain in between would count neither.
         self.answering.fetch_add(settled.requests.len(), Ordering::AcqRel);
         let (now, mut wake) = (Instant::now(), Vec::new());
@@ -424,7 +424,7 @@ struct Batch {
 }
 
 fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
-    let (now, number) = (Instant::now(), instance.number());
+    let (now, number) = (Instant::now(), instance.number);
     let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
         let Queued { mut row, since } = *request;
         if row.is_under_way() {
@@ -436,7 +436,7 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
             (Begins::Resumed, _) => row.state.start = false,
             _ => {}
         }
-        instance.sequences().metrics.waited(now.saturating_duration_since(since));
+        instance.sequences.metrics.waited(now.saturating_duration_since(since));
         if row.deadline.is_some_and(|deadline| deadline <= now) {
             row.problem = Some(Box::new(Refused::Late(id.clone()).into()));
         }
@@ -452,6 +452,6 @@ fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, s
         // After `save`, which notes a state that could not be saved as lost.
         finished: answered.iter().filter_map(|of| of.finished).collect(),
         left: left.into_iter().filter_map(with_lane).collect(),
-        settled: instance.sequences().finish(answered),
+        settled: instance.sequences.finish(answered),
     }
 }

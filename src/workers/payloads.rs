@@ -30,8 +30,8 @@ impl Payloads {
         // With `direct`, core may send a sequence's next request before the last one is released.
         let overlaps = matches!(model.config.strategy, Strategy::Oldest);
         let instance = Instance::new(triton, model)?;
-        let (alarm, number) = (Arc::<Alarm>::default(), instance.number());
-        let (sequences, instance) = (instance.sequences().clone(), Arc::new(Mutex::new(instance)));
+        let (alarm, number) = (Arc::<Alarm>::default(), instance.number);
+        let (sequences, instance) = (instance.sequences.clone(), Arc::new(Mutex::new(instance)));
         let (ticks, of_site, rings) = (instance.clone(), sequences.clone(), alarm.clone());
         let clock = start_clock(&alarm, move || {
             let next = ticks.lock().tick();

@@ -111,6 +111,12 @@ pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
 }
 
+/// Whether dims are those that are wanted, where -1 is any.
+pub fn dims_fit(dims: &[i64], wanted: &[i64]) -> bool {
+    let fits = |(&dim, &wanted): (&i64, &i64)| dim >= 0 && (dim == wanted || wanted < 0);
+    dims.len() == wanted.len() && dims.iter().zip(wanted).all(fits)
+}
+
 /// How the elements of a state are stored between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageType {

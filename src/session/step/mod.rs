@@ -11,32 +11,27 @@
 //!
 //! Not for: states. A step knows tensors only.
 
-mod arguments;
 pub mod run;
 
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_rows::{Device, Foreign, Queue};
+use gpu_rows::{Foreign, Queue};
 use parking_lot::MutexGuard;
 use rows::copies;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Part, StorageType};
 
 use super::batch_tensor::{BatchTensor, check};
-use super::bound_run::BoundRun;
+use super::calls::{Arguments, BoundRun, Graphs};
 use super::copier::Copier;
-use super::error::{OpenError, SessionError};
-use super::graphs::Graphs;
 use super::open::{RunOptions, Session, TimeLimit};
 use super::output::{MadeTensor, Output};
-use super::value::{MemoryKind, Value};
-use crate::binding::StepSpec;
+use super::value::{MemoryKind, OpenError, SessionError, Value};
+use crate::binding::{InputSpec, StepSpec};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
-use arguments::Arguments;
 
-/// An output after a run.
 pub struct OutputView<'a> {
     /// With the number of rows.
     pub dims: &'a [i64],
@@ -53,33 +48,19 @@ struct Input {
     name: CString,
     tensor: BatchTensor,
     /// The tensor of the next run, for strings.
-    strings: Option<StringTensor>,
+    strings: Option<Value>,
     /// It has been filled on the host, and the tensor is on a device.
     must_upload: bool,
-    /// The next run is without it.
     omitted: bool,
     /// A buffer of more bytes is not kept for the next batch.
     keeps: usize,
 }
 
-/// A tensor of strings.
-pub struct StringTensor(Value);
-
-impl StringTensor {
-    /// A tensor of these dimensions. Each element comes with its index; the others are empty.
-    pub fn new<'a>(elements: impl Iterator<Item = (usize, &'a [u8])>, dims: &[i64]) -> Result<Self, SessionError> {
-        Value::of_strings(elements, dims).map(Self)
-    }
-}
-
 /// A row of an output of the last run, to be copied on the step's device.
 #[derive(Clone, Copy)]
 pub struct OutputCopy<'a> {
-    /// Index of the output.
     pub output: usize,
-    /// Where the row is.
     pub part: Part,
-    /// Where it goes.
     pub to: Foreign<'a>,
 }
 
@@ -88,7 +69,6 @@ pub struct Step {
     copier: Copier,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Runs that are CUDA graphs.
     graphs: Option<Graphs>,
     /// For outputs that ONNX Runtime makes on a device.
     bound_run: Option<BoundRun>,
@@ -101,34 +81,25 @@ pub struct Step {
     session: Arc<Session>,
 }
 
-impl Input {
-    fn new(
-        spec: &StepSpec,
-        index: usize,
-        device: Option<&Arc<Device>>,
-        has_graphs: bool,
-        reads_on_host: Option<bool>,
-    ) -> Result<Self, OpenError> {
-        let input = &spec.inputs[index];
-        let is_tensor = input.data_type != DataType::Bytes && !input.is_left_on_host(reads_on_host);
-        let mut tensor = BatchTensor::new(input.data_type, input.batch_axis, device.filter(|_| is_tensor))?;
-        if has_graphs && !input.is_given {
-            tensor.shape(&input.dims, spec.most_rows)?;
-        }
-        let keeps = if input.varies() { KEPT_BYTES } else { usize::MAX };
-        let name = c_name(&input.name)?;
-        Ok(Self { name, tensor, strings: None, must_upload: false, omitted: false, keeps })
-    }
-}
-
 impl Step {
     /// Buffers for a model, where the copier copies.
     pub fn new(session: Arc<Session>, spec: &StepSpec, copier: Copier) -> Result<Self, OpenError> {
         let device = copier.device().cloned();
         let has_graphs = device.is_some() && session.has_graphs();
         let reads_on_host = |index: usize| session.reads_on_host(&spec.inputs[index].name);
-        let input = |index| Input::new(spec, index, device.as_ref(), has_graphs, reads_on_host(index));
-        let inputs = (0..spec.inputs.len()).map(input).collect::<Result<Vec<_>, OpenError>>()?;
+        let input = |(index, input): (usize, &InputSpec)| {
+            let is_on_device = input.data_type != DataType::Bytes && !input.is_left_on_host(reads_on_host(index));
+            let device = device.as_ref().filter(|_| is_on_device);
+            let mut tensor = BatchTensor::new(input.data_type, input.batch_axis, device)?;
+            // A graph is bound to addresses, so the buffer must never grow.
+            if has_graphs && !input.is_given {
+                tensor.shape(&input.dims, spec.most_rows)?;
+            }
+            let keeps = if input.varies() { KEPT_BYTES } else { usize::MAX };
+            let name = c_name(&input.name)?;
+            Ok(Input { name, tensor, strings: None, must_upload: false, omitted: false, keeps })
+        };
+        let inputs = spec.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>, OpenError>>()?;
         let may_be_read_on_host = |(index, input): (usize, &Input)| {
             (input.tensor.device.is_some() || spec.inputs[index].is_given) && reads_on_host(index) != Some(false)
         };
@@ -168,7 +139,11 @@ impl Step {
             copier,
             graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
             bound_run,
-            arguments: Arguments::new(inputs.len(), &outputs),
+            arguments: Arguments {
+                // The names of the outputs do not change; their strings live as long as the step.
+                output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
+                ..Arguments::default()
+            },
             options: None,
             waits_for_inputs,
             inputs,
@@ -213,12 +188,10 @@ impl Step {
         Ok(())
     }
 
-    /// Whether ONNX Runtime made the tensor of an output in the last run.
     pub fn has_made(&self, index: usize) -> bool {
         self.outputs[index].made.is_some()
     }
 
-    /// Takes the tensor that ONNX Runtime made of an output in the last run.
     pub fn take_made(&mut self, index: usize) -> Option<MadeTensor> {
         self.outputs[index].made.take()
     }
@@ -289,7 +262,7 @@ impl Step {
         if let Some(axis) = input.tensor.batch_axis {
             dims[axis] = rows as i64;
         }
-        (input.strings, input.omitted) = (Some(StringTensor::new(strings, &dims)?), false);
+        (input.strings, input.omitted) = (Some(Value::of_strings(strings, &dims)?), false);
         Ok(())
     }
 

@@ -6,21 +6,16 @@ use gpu_rows::{Foreign, for_run};
 use rows::tensor::{Part, StorageType, element_count};
 use smallvec::SmallVec;
 
-use super::arguments::Arguments;
-use super::{Input, Step, StringTensor};
+use super::{Input, Step};
 use crate::memory::Bytes;
 use crate::session::batch_tensor::BatchTensor;
-use crate::session::bound_run::Fetch;
-use crate::session::error::SessionError;
-use crate::session::graphs::GraphKey;
+use crate::session::calls::{Arguments, GraphKey};
 use crate::session::open::RunOptions;
 use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
-use crate::session::value::{self, MemoryKind, Value};
+use crate::session::value::{self, MemoryKind, SessionError, Value};
 
-/// What a run is over.
 #[derive(Default)]
 pub struct Run<'a> {
-    /// Number of rows.
     pub rows: usize,
     /// The caller's tensors, by input; none stands for the step's own.
     pub inputs: Vec<Option<Given<'a>>>,
@@ -32,19 +27,15 @@ pub struct Run<'a> {
     pub as_graph: bool,
 }
 
-/// A tensor that the caller gives for an input.
 pub enum Given<'a> {
     /// One in a buffer of the caller's.
     Batch(&'a mut BatchTensor),
     /// One that an earlier run made.
     Made(&'a MadeTensor),
-    /// One of strings.
-    Strings(&'a StringTensor),
+    Strings(&'a Value),
     /// Memory that holds a tensor, where the model runs.
     Lent {
-        /// Dimensions.
         dims: &'a [i64],
-        /// Row-major elements.
         bytes: Bytes<'a>,
     },
 }
@@ -52,15 +43,11 @@ pub enum Given<'a> {
 /// A row of an input that is on the step's device. It is copied to its place of the input after the other rows, which
 /// have been filled on the host.
 pub struct Overlay<'a> {
-    /// Index of the input.
     pub input: usize,
-    /// Where the row goes.
     pub part: Part,
-    /// Where it is.
     pub from: Foreign<'a>,
 }
 
-/// A tensor over memory that is lent for an input.
 fn lent_value(input: &Input, dims: &[i64], bytes: Bytes) -> Result<Value, SessionError> {
     let (data_type, byte_len) = (input.tensor.data_type, bytes.byte_len());
     let wanted = element_count(dims).and_then(|count| count.checked_mul(data_type.byte_size()?));
@@ -95,6 +82,7 @@ impl Step {
         self.list_outputs(run)?;
         let key = if run.as_graph && self.graphs.is_some() { GraphKey::of(run) } else { None };
         self.call(key)?;
+        // Not earlier, because ONNX Runtime reads the lent tensors during the call.
         drop(lent);
         // All of them, before one is found that cannot be read.
         let made = self.outputs.iter().zip(&self.arguments.output_values).map(|(output, &value)| output.take(value));
@@ -138,13 +126,13 @@ impl Step {
             let value = match run.inputs.get_mut(index).and_then(Option::as_mut) {
                 Some(Given::Batch(tensor)) => rows_value(tensor, run.rows, &input.name)?,
                 Some(Given::Made(tensor)) => tensor.value.as_ptr(),
-                Some(Given::Strings(tensor)) => tensor.0.as_ptr(),
+                Some(Given::Strings(tensor)) => tensor.as_ptr(),
                 Some(Given::Lent { dims, bytes }) => {
                     lent.push(lent_value(input, dims, *bytes)?);
                     lent[lent.len() - 1].as_ptr()
                 }
                 None => match &input.strings {
-                    Some(strings) => strings.0.as_ptr(),
+                    Some(strings) => strings.as_ptr(),
                     None => input.tensor.value().map_err(|why| tensor_error(&input.name, why))?,
                 },
             };
@@ -172,19 +160,10 @@ impl Step {
     /// Through a binding where outputs of open shape are to be made on the device.
     fn call(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
         let Some(bound) = &mut self.bound_run else { return self.call_unbound(graph) };
-        let Arguments { input_names, input_values, output_values, .. } = &mut self.arguments;
-        let inputs = input_names.iter().copied().zip(input_values.iter().copied());
-        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match value.is_null() {
-            true if output.stays => Fetch::OnDevice(&output.name),
-            true => Fetch::OnHost(&output.name),
-            false => Fetch::Into(&output.name, value),
-        });
         let _no_capture = self.session.is_on_gpu().then(for_run);
         // SAFETY: every value is over a buffer of its own and lives during the run.
-        let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
-        output_values.clear();
-        output_values.extend(made);
-        Ok(())
+        unsafe { bound.run(&mut self.arguments, self.outputs.iter().map(|output| output.stays)) }
+            .map_err(SessionError::Run)
     }
 
     fn call_unbound(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {

@@ -181,7 +181,7 @@ impl Stored {
             Outcome::Advanced => {
                 let answer = self.kept_answer(of);
                 let lease = of.lease.as_ref()?;
-                match panic::catch_result(|| instance.saveable(lease, &answer)) {
+                match panic::catch_result(|| instance.saveable(lease.slot(), &answer)) {
                     Ok(saved) => saved.map(|state| unsaved(Vec::new(), Some(state))),
                     Err(error) => {
                         self.fail_unsaved(instance, of, lane, error);
@@ -277,7 +277,7 @@ impl Stored {
     fn fail_unsaved(&self, instance: &Instance, of: &mut Answered, lane: u32, error: RequestError) {
         self.forget([lane]);
         if of.answer.as_ref().is_some_and(|answer| !answer.is_error()) {
-            instance.sequences().metrics.count_failed(error.reason());
+            instance.sequences.metrics.count_failed(error.reason());
             of.request.fail_instead(&mut of.answer, error.into());
         }
         Self::let_go(of);

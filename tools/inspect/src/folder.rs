@@ -21,7 +21,7 @@ pub fn family(folder: &Path, partial: &PartialConfig, library: &Library) -> Resu
             continue;
         }
         match Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu) {
-            Ok(session) => graphs.push((name(&file), session.signature().clone())),
+            Ok(session) => graphs.push((name(&file), session.signature.clone())),
             Err(error) => refused.push(format!("{}: {error}", name(&file))),
         }
     }

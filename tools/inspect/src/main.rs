@@ -148,14 +148,14 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
     }
     completed.insert("parameters".to_owned(), parameters);
-    let mut table = explain(&config, &binding, session.signature(), plan.origins);
+    let mut table = explain(&config, &binding, &session.signature, plan.origins);
     if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
     }
     if let Some(rows) = &plan.rows {
         table += &format!("\n{rows}");
     }
-    let of_binding = binding.warnings(&config, session.signature());
+    let of_binding = binding.warnings(&config, &session.signature);
     // The notes of a known model already have the line.
     let is_proposed = plan.notes.iter().any(|note| note.contains(INPUT_WINDOWS));
     let could_be_cut = if is_proposed { None } else { binding.could_be_cut() };
@@ -197,7 +197,7 @@ impl Arguments {
 fn list_inputs(config: &mut Map<String, Value>, dims: &[(String, Vec<i64>)], session: &Session) -> Result<(), Problem> {
     let Value::Array(listed) = config.entry("input").or_insert_with(|| json!([])) else { return Ok(()) };
     for (name, dims) in dims {
-        let signature = session.signature();
+        let signature = &session.signature;
         let Some(info) = signature.inputs.iter().chain(&signature.defaults).find(|info| info.name == *name) else {
             return Err(Problem::NoInput { name: name.clone(), has: signature.input_names().join(", ") });
         };

@@ -1,16 +1,75 @@
-//! The outputs of the steps of a request, put together for its answer.
+//! Outputs on their way to answers: written to where Triton wants them, the host or a GPU; and those of the steps of a request,
+//! put together.
 
 use std::borrow::Cow;
 
+use gpu_rows::{DeviceError, Foreign};
 use rows::tensor::{DataType, Dims};
-use rows::{reserve, strings};
+use rows::{NoMemory, reserve, strings};
 
-use super::deliver::deliver;
 use crate::binding::{Binding, Gathered};
 use crate::error::{RequestError, RunError};
-use crate::triton::{Response, RowOutput};
+use crate::session::OutputCopy;
+use crate::triton::{OutputMemory, Response, RowOutput};
 
-/// The outputs of some steps.
+/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
+#[derive(Default)]
+pub struct OnGpus<'r> {
+    /// Those that are copied on the step's device.
+    pub copies: Vec<OutputCopy<'r>>,
+    writes: Vec<Write<'r>>,
+}
+
+struct Write<'r> {
+    position: usize,
+    output: String,
+    to: Foreign<'r>,
+    bytes: Vec<u8>,
+}
+
+impl<'r> OnGpus<'r> {
+    /// As [`deliver`]; what goes to a GPU is kept for [`OnGpus::write`].
+    pub fn fill<'p>(
+        &mut self,
+        position: usize,
+        output: &str,
+        memory: OutputMemory<'r>,
+        pieces: impl Iterator<Item = &'p [u8]>,
+    ) -> Result<(), RunError> {
+        let OutputMemory::Gpu(to) = memory else { return deliver(output, memory, pieces) };
+        let mut bytes = reserve(to.byte_len())?;
+        pieces.for_each(|piece| bytes.extend_from_slice(piece));
+        self.writes.push(Write { position, output: output.to_owned(), to, bytes });
+        Ok(())
+    }
+
+    /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
+    pub fn write(self) -> Vec<(usize, RunError)> {
+        let written = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
+        let error = |(write, written): (Write, Result<(), DeviceError>)| {
+            let (name, gpu, source) = (write.output, write.to.gpu(), written.err()?);
+            Some((write.position, RunError::OutputOnGpu { name, gpu, source }))
+        };
+        self.writes.into_iter().zip(written).filter_map(error).collect()
+    }
+}
+
+/// Writes an output, which is these pieces one after another, to where Triton wants it.
+pub fn deliver<'p>(output: &str, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), RunError> {
+    match memory {
+        OutputMemory::Host(mut bytes) => {
+            pieces.for_each(|piece| bytes.write(piece));
+            bytes.finish();
+            Ok(())
+        }
+        on_gpu @ OutputMemory::Gpu(_) => {
+            let mut alone = OnGpus::default();
+            alone.fill(0, output, on_gpu, pieces)?;
+            alone.write().pop().map_or(Ok(()), |(_, error)| Err(error))
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Gathering {
     outputs: Vec<Together>,
@@ -18,7 +77,6 @@ pub(super) struct Gathering {
     steps: usize,
 }
 
-/// An output of some steps.
 struct Together {
     /// Of the first step; its bytes are those of all steps, if they follow one another.
     first: RowOutput,
@@ -26,8 +84,8 @@ struct Together {
     how: Option<Gathered>,
     /// Elements along the axis of [`Gathered::Joined`], of all steps.
     length: i64,
-    /// The bytes of each further step and its elements along that axis, if they interleave.
-    others: Vec<(Vec<u8>, i64)>,
+    /// The bytes of each further step, if they interleave.
+    others: Vec<Vec<u8>>,
 }
 
 impl Gathering {
@@ -35,13 +93,13 @@ impl Gathering {
     pub fn count(&mut self, bytes: usize, most_bytes: usize) -> Result<(), RequestError> {
         self.bytes = self.bytes.saturating_add(bytes);
         self.steps += 1;
+        // The limit is for what several steps add up to. A single step is answered as in a model without steps.
         if self.steps > 1 && self.bytes > most_bytes {
             return Err(RunError::AnswerTooLarge { bytes: self.bytes, limit: most_bytes }.into());
         }
         Ok(())
     }
 
-    /// Adds the outputs of a step.
     pub fn add(&mut self, binding: &Binding, step: Vec<RowOutput>, most_bytes: usize) -> Result<(), RequestError> {
         self.count(step.iter().map(|output| output.bytes.len()).sum(), most_bytes)?;
         if self.outputs.is_empty() {
@@ -63,7 +121,6 @@ impl Gathering {
         Ok(())
     }
 
-    /// Adds the outputs to a response.
     pub fn deliver(self, response: &Response) -> Result<(), RequestError> {
         for together in self.outputs {
             let (dims, bytes) = (together.dims(self.steps), together.bytes()?);
@@ -93,16 +150,14 @@ impl Together {
             let (first, later) = (Dims(&self.first.dims).to_string(), Dims(&output.dims).to_string());
             return Err(RunError::UnequalSteps { name, first, later }.into());
         }
-        let length = axis.map_or(0, |axis| output.dims[axis]);
-        self.length += length;
-        if self.follow_one_another() {
-            self.first
-                .bytes
-                .try_reserve(output.bytes.len())
-                .map_err(|_| rows::NoMemory { bytes: output.bytes.len() })?;
+        self.length += axis.map_or(0, |axis| output.dims[axis]);
+        if self.outer() <= 1 {
+            // The steps follow one another, so there is nothing to put between them.
+            let bytes = output.bytes.len();
+            self.first.bytes.try_reserve(bytes).map_err(|_| NoMemory { bytes })?;
             self.first.bytes.extend_from_slice(&output.bytes);
         } else {
-            self.others.push((output.bytes, length));
+            self.others.push(output.bytes);
         }
         Ok(())
     }
@@ -115,10 +170,6 @@ impl Together {
             Some(Gathered::Joined { axis }) => axis,
         };
         self.first.dims[..axis].iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product()
-    }
-
-    fn follow_one_another(&self) -> bool {
-        self.outer() <= 1
     }
 
     fn dims(&self, steps: usize) -> Vec<i64> {
@@ -145,9 +196,10 @@ impl Together {
                 (0..outer).map(|piece| piece * each..(piece + 1) * each).collect()
             }
         };
-        let steps: Vec<_> = std::iter::once(first).chain(self.others.iter().map(|(bytes, _)| bytes)).collect();
+        let steps: Vec<_> = std::iter::once(first).chain(&self.others).collect();
         let cut: Vec<Vec<_>> = steps.iter().map(|bytes| pieces(bytes)).collect();
         let mut bytes = reserve(steps.iter().map(|bytes| bytes.len()).sum())?;
+        // Row-major: the pieces of all steps for one index in front of the axis, before those for the next index.
         for piece in 0..outer {
             for (step, cut) in steps.iter().zip(&cut) {
                 bytes.extend_from_slice(step.get(cut[piece].clone()).unwrap_or_default());

@@ -1,13 +1,98 @@
-//! Memory of state slots, on the host or on a device.
+//! Memory of fixed size, on the host or on a device: bytes of either, tensors, slabs of state slots; and why there may be none.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_rows::{Device, DeviceBuffer, Span};
+use gpu_rows::{Device, DeviceBuffer, DeviceError, Span};
 use rows::{Buffer, NoMemory};
 
-use super::bytes::{Bytes, BytesMut, MemoryError};
+/// Why memory could not be allocated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    #[error(transparent)]
+    Host(#[from] NoMemory),
+    /// The device has too little memory, or it failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+#[derive(Clone, Copy)]
+pub enum Bytes<'a> {
+    Host(&'a [u8]),
+    Device(Span<'a>),
+}
+
+pub enum BytesMut<'a> {
+    Host(&'a mut [u8]),
+    Device(Span<'a>),
+}
+
+impl<'a> Bytes<'a> {
+    pub const fn byte_len(self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(span) => span.byte_len(),
+        }
+    }
+
+    /// Address of the first byte; of a device's bytes, the address on the device.
+    pub fn address(self) -> *const u8 {
+        match self {
+            Self::Host(bytes) => bytes.as_ptr(),
+            Self::Device(span) => std::ptr::with_exposed_provenance(span.address() as usize),
+        }
+    }
+
+    /// The bytes as a slice. Panics if they are on a device.
+    pub fn host(self) -> &'a [u8] {
+        match self {
+            Self::Host(bytes) => bytes,
+            Self::Device(_) => panic!("bytes on a device cannot be read as a slice"),
+        }
+    }
+}
+
+impl<'a> BytesMut<'a> {
+    /// The bytes as a slice. Panics if they are on a device.
+    pub fn host(self) -> &'a mut [u8] {
+        match self {
+            Self::Host(bytes) => bytes,
+            Self::Device(_) => panic!("bytes on a device cannot be written as a slice"),
+        }
+    }
+}
+
+/// The memory of a tensor: on the device where the model runs, or on the host.
+pub enum TensorMemory {
+    Host(Buffer),
+    Device(DeviceBuffer),
+}
+
+impl TensorMemory {
+    /// Allocates on the device, or on the host if `device` is `None`. Only host memory is zeroed.
+    pub fn new(device: Option<&Arc<Device>>, bytes: usize) -> Result<Self, MemoryError> {
+        Ok(match device {
+            None => Self::Host(Buffer::new(bytes)?),
+            Some(device) => Self::Device(device.allocate(bytes)?),
+        })
+    }
+
+    pub const fn byte_len(&self) -> usize {
+        match self {
+            Self::Host(buffer) => buffer.len(),
+            Self::Device(buffer) => buffer.byte_len(),
+        }
+    }
+
+    /// Address of the first byte; of memory on a device, the address on the device.
+    pub fn address(&self) -> *mut u8 {
+        match self {
+            Self::Host(buffer) => buffer.as_ptr(),
+            Self::Device(buffer) => std::ptr::with_exposed_provenance_mut(buffer.address() as usize),
+        }
+    }
+}
 
 /// How large a slot is, and where its bytes are.
 #[derive(Clone)]
@@ -26,7 +111,6 @@ const SLOTS_APART: bool = cfg!(feature = "exact-buffers");
 pub struct Slab {
     /// One buffer for all slots, or one for each ([`SLOTS_APART`]).
     host: Vec<Buffer>,
-    /// Bytes of each slot that are on the host.
     host_bytes: usize,
     device: Option<DeviceBuffer>,
     /// Bytes of each slot that are on the device: its first ones.
@@ -36,7 +120,6 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Allocates memory for `slots` slots.
     pub fn new(slots: usize, spec: &SlotSpec) -> Result<Self, MemoryError> {
         let device_bytes = spec.device.as_ref().map_or(0, |&(_, bytes)| bytes);
         let host_bytes = spec.slot_bytes - device_bytes;
@@ -104,6 +187,7 @@ impl SlotMemory {
 
     fn locate(&self, range: Range<usize>) -> Part {
         let on_device = self.slab.device_bytes;
+        // The states are first in a slot. Behind them are the contexts, which are put into inputs on the host.
         if range.end <= on_device && self.slab.device.is_some() {
             Part::Device(self.index * on_device + range.start, range.len())
         } else {
