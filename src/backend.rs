@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::config::{ConfigError, POLL_WAIT, PollWait};
+use crate::config::{ConfigError, POLL_WAIT, scans};
 use crate::error::LoadError;
 use crate::model::{Location, Model, ServerDefaults};
 use crate::panic::Panic;
@@ -66,7 +66,7 @@ pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Mode
 fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
     let max_batch_size = cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok()).unwrap_or(0);
     let poll_wait = |value: &String| {
-        PollWait::new(value).ok_or_else(|| LoadError::BackendConfig {
+        scans(value).ok_or_else(|| LoadError::BackendConfig {
             name: POLL_WAIT.to_owned(),
             value: value.clone(),
             allowed: "a number of minutes, 0 or more, is expected".to_owned(),

@@ -181,7 +181,7 @@ fn check_inner(partial: &PartialConfig, inner: impl Fn(&str) -> bool) -> Result<
             return refused(GENERATED_INPUTS, &counted.name, rule);
         }
     }
-    match partial.constants().iter().find(|(input, _)| inner(input)) {
+    match partial.constants.iter().find(|(input, _)| inner(input)) {
         Some((input, _)) => refused("constant_inputs", input, ONE_OF_TWO),
         None => Ok(()),
     }
@@ -237,7 +237,7 @@ fn length(partial: &PartialConfig, input: &StepInput, axis: usize, is_only: bool
 
 /// The value of each element of an input that requests don't carry.
 fn value(partial: &PartialConfig, input: &StepInput, given: &Given) -> Option<f64> {
-    if let Some((_, values)) = partial.constants().iter().find(|(name, _)| *name == input.name) {
+    if let Some((_, values)) = partial.constants.iter().find(|(name, _)| *name == input.name) {
         let [value] = values.as_slice() else { return None };
         return value.parse().ok().or_else(|| Some(f64::from(value.parse::<bool>().ok()?)));
     }

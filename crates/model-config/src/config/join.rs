@@ -2,37 +2,34 @@
 
 use stateful_convert::join::{ListedGraph, Search, Wire, graphs, wires};
 
-use super::error::{ConfigError, bad, field};
 use super::model::TRITONS_NAME;
 use super::parameters::Parameters;
+use super::raw::{ConfigError, bad, field};
 use super::states::{BY_SHAPE, StatePairs, States};
 
-/// The parameter that lists the graphs.
 pub const JOIN: &str = "join";
-/// The parameter with the wires between them.
-pub const WIRES: &str = "wires";
-/// The parameter with the search for tokens.
+const WIRES: &str = "wires";
 pub const SEARCH: &str = "search";
 
-/// Several graphs that become one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// The graphs, in their order.
     pub graphs: Vec<ListedGraph>,
-    /// Which output each input takes.
     pub wires: Vec<Wire>,
-    /// Finds tokens.
     pub search: Option<Search>,
 }
 
 impl Join {
-    pub(super) fn new(parameters: &Parameters) -> Result<Option<Self>, ConfigError> {
+    /// `model_file` and `states`: what the configuration says of them, which must not mean another model than the joined one.
+    pub(super) fn new(
+        parameters: &Parameters,
+        model_file: Option<&(&'static str, String)>,
+        states: &States,
+    ) -> Result<Option<Self>, ConfigError> {
         let Some(text) = parameters.text(JOIN) else {
-            let other = [WIRES, SEARCH].into_iter().find_map(|name| Some((name, parameters.text(name)?)));
-            return match other {
-                Some((name, text)) => Err(bad(name, text, "it has an effect only with 'join', which lists the graphs")),
-                None => Ok(None),
-            };
+            for name in [WIRES, SEARCH] {
+                parameters.refuse(name, "it has an effect only with 'join', which lists the graphs")?;
+            }
+            return Ok(None);
         };
         let words = text.split([' ', ',', '\t', '\n']).filter(|word| !word.is_empty());
         let graphs = graphs(words).map_err(|why| bad(JOIN, text, why))?;
@@ -42,38 +39,25 @@ impl Join {
         let read =
             |text: &str| wires(text).ok_or_else(|| bad(WIRES, text, "'<<<graph.output, graph.input>>>' is expected"));
         let search = |text: &str| Search::parse(text).map_err(|why| bad(SEARCH, text, why));
-        Ok(Some(Self {
-            graphs,
-            wires: parameters.text(WIRES).map(read).transpose()?.unwrap_or_default(),
-            search: parameters.text(SEARCH).map(search).transpose()?,
-        }))
-    }
-
-    /// Refuses parameters that mean another model than the joined one.
-    pub(super) fn check(
-        &self,
-        parameters: &Parameters,
-        model_file: Option<&(&'static str, String)>,
-        states: &States,
-    ) -> Result<(), ConfigError> {
-        // Triton writes this name into a configuration that names no file.
+        let wires = parameters.text(WIRES).map(read).transpose()?.unwrap_or_default();
+        let search = parameters.text(SEARCH).map(search).transpose()?;
+        // Triton writes this name into a configuration that names no file. Any other one would be the file of one graph.
         if let Some((source, name)) = model_file.filter(|(_, name)| name != TRITONS_NAME) {
             return Err(field(*source, format!("'{name}'"), "'join' lists the files: leave it out"));
         }
+        // A joined model isn't converted, so these would have no effect.
         for name in ["low_latency_transformation", "use_const_initializer", "open_batch"] {
             if let Some(text) = parameters.text(name).filter(|text| !["false", "0"].contains(text)) {
                 let rule = "graphs are joined as they are: convert each of them with stateful-convert first";
                 return Err(bad(name, text, rule));
             }
         }
-        if let Some(text) = parameters.text("state_pair_patterns") {
-            return Err(bad("state_pair_patterns", text, "with 'join', states are listed in 'state_pairs'"));
-        }
+        parameters.refuse("state_pair_patterns", "with 'join', states are listed in 'state_pairs'")?;
         if states.pairs == StatePairs::AutoByShape {
             let rule = "with 'join', pairs '<<<graph.input, graph.output>>>' are expected";
             return Err(bad("state_pairs", BY_SHAPE, rule));
         }
-        Ok(())
+        Ok(Some(Self { graphs, wires, search }))
     }
 }
 
