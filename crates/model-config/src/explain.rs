@@ -152,6 +152,7 @@ impl Explained<'_> {
         let (input, output) = (&self.binding.inputs[state.input], &self.binding.outputs[state.output]);
         let pair = StatePair { input: input.name.clone(), output: output.name.clone() };
         match self.origins.pairs {
+            // A declared state may also be one that the parameter or the names give.
             _ if self.config.states.declaration(&pair).is_some() => "'sequence_batching.state'",
             PairsFrom::Parameter => "'state_pairs'",
             PairsFrom::Description => "the graph's description",

@@ -160,7 +160,7 @@ impl<'a> Known<'a> {
             if self.is_state(info) {
                 info.symbols.iter().take(2).any(|name| name == symbol)
             } else {
-                !self.is_of_requests(info) || is_fixed(info) || is_behind(info)
+                !self.is_of_requests(info) || open_axes(info).is_empty() || is_behind(info)
             }
         };
         self.shared_symbols() != [symbol] || !self.signature.inputs.iter().all(agrees)
@@ -185,7 +185,7 @@ impl BatchAxes {
         };
         let of_input = |info: &TensorInfo| {
             // Requests that share a run share what has no open dimension.
-            if known.taken.contains(&info.name.as_str()) || (is_fixed(info) && known.is_of_requests(info)) {
+            if known.taken.contains(&info.name.as_str()) || (open_axes(info).is_empty() && known.is_of_requests(info)) {
                 Some(None)
             } else if known.is_state(info) {
                 of_state(info)
@@ -205,7 +205,7 @@ impl BatchAxes {
             .collect();
         let of_output = |info: &TensorInfo| {
             // Every row has the same value.
-            if is_fixed(info) && known.is_constant(info) {
+            if open_axes(info).is_empty() && known.is_constant(info) {
                 return Some(None);
             }
             if info.dims.is_empty() {
@@ -279,8 +279,4 @@ fn unnamed_axis(info: &TensorInfo, request_axes: &[usize], other_symbols: &[&str
         _ => return None,
     };
     Some(axis).filter(|&axis| !other_symbols.contains(&info.symbol(axis)))
-}
-
-fn is_fixed(info: &TensorInfo) -> bool {
-    info.dims.iter().all(|&dim| dim >= 0)
 }

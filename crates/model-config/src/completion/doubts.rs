@@ -180,11 +180,11 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
     })
 }
 
-/// Pairs of `rest` with equal types and dims, in the order of the inputs. Of several tensors that are alike, the last
-/// ones are paired, because models have their states after what requests carry and responses give.
+/// Pairs of `rest` with equal types and dims, in the order of the inputs.
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
+    // From the last one on, because models have their states after what requests carry and responses give.
     for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
         if let Some(index) = outputs.iter().rposition(|output| is_alike(output, input)) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });

@@ -110,13 +110,9 @@ fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionErr
         is_first_fixed && !open_axes(info).into_iter().any(|axis| can_be_batch(info, axis))
     };
     let mut answers = known.signature.outputs.iter().filter(|info| known.is_of_responses(info));
-    match answers.find(has_none) {
-        None => Ok(()),
-        Some(TensorInfo { name, data_type, dims, .. }) => {
-            let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
-            Err(CompletionError::NoBatch { max_batch_size, output, described })
-        }
-    }
+    let Some(TensorInfo { name, data_type, dims, .. }) = answers.find(has_none) else { return Ok(()) };
+    let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
+    Err(CompletionError::NoBatch { max_batch_size, output, described })
 }
 
 /// The model's dims of an input, without what a context takes of them.
@@ -175,14 +171,12 @@ fn context_axis(
 /// An entry of `input` or `output`. `axis` is the batch axis in a model that has one. Without a batch, Triton has no
 /// scalars: requests and responses carry one element.
 fn tensor(info: &TensorInfo, mut dims: Vec<i64>, axis: Option<Option<usize>>) -> TensorConfig {
-    if axis.is_none() && dims.is_empty() {
-        dims.push(1);
-    } else if axis == Some(Some(0)) {
-        if dims.is_empty() {
-            dims.push(-1);
-        } else {
-            dims.remove(0);
-        }
+    match axis {
+        None if dims.is_empty() => dims.push(1),
+        // The rank is not known, so anything may follow the batch.
+        Some(Some(0)) if dims.is_empty() => dims.push(-1),
+        Some(Some(0)) => drop(dims.remove(0)),
+        _ => {}
     }
     TensorConfig { name: info.name.clone(), data_type: info.data_type, dims, optional: false }
 }

@@ -102,14 +102,9 @@ fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(),
             |input: &TensorInfo| signature.outputs.iter().any(|output| pattern.matches(&input.name, &output.name));
         signature.inputs.iter().any(has_output)
     };
-    match patterns.iter().find(|pattern| !is_of_model(pattern)) {
-        None => Ok(()),
-        Some(pattern) => Err(CompletionError::Pattern {
-            pattern: pattern.0.to_string(),
-            inputs: described(&signature.inputs),
-            outputs: described(&signature.outputs),
-        }),
-    }
+    let Some(pattern) = patterns.iter().find(|pattern| !is_of_model(pattern)) else { return Ok(()) };
+    let (inputs, outputs) = (described(&signature.inputs), described(&signature.outputs));
+    Err(CompletionError::Pattern { pattern: pattern.0.to_string(), inputs, outputs })
 }
 
 /// An input and an output that may be the two ends of a state.

@@ -61,17 +61,13 @@ impl InitialSources {
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, ConfigError> {
         let folder = repository.join(FOLDER);
-        let read = |(state, name): (&str, &str)| {
-            let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
-                state: state.to_owned(),
-                file: name.to_owned(),
-                dir: folder.clone(),
-                why,
-            });
-            Ok::<_, ConfigError>((name.to_owned(), content?))
-        };
-        let files = files.map(read).collect::<Result<_, _>>()?;
-        Ok(Self { files, metadata: metadata.clone(), defaults: BTreeMap::new() })
+        let mut contents = BTreeMap::new();
+        for (state, file) in files {
+            let failed =
+                |why| ConfigError::InitialFile { state: state.into(), file: file.into(), dir: folder.clone(), why };
+            contents.insert(file.to_owned(), read_file(&folder, file).map_err(failed)?);
+        }
+        Ok(Self { files: contents, metadata: metadata.clone(), defaults: BTreeMap::new() })
     }
 }
 
@@ -88,18 +84,17 @@ impl DeclaredInitial {
         let dims = dims(&raw.dims);
         let fits = dims.len() == state_dims.len()
             && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
-        let rule = if !fits {
-            Some(format!("it must agree with the state's dims, {}", Dims(state_dims)))
-        } else if dims.iter().any(|&dim| dim < 0) {
+        let wrong = |rule: String| Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+        if !fits {
+            return wrong(format!("it must agree with the state's dims, {}", Dims(state_dims)));
+        }
+        if dims.iter().any(|&dim| dim < 0) {
             let closed: Vec<i64> = dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
-            Some(format!("at START no dimension is open: write each one's length, such as dims: {}", Dims(&closed)))
-        } else if element_count(&dims).is_none() {
-            Some("it has more elements than an address can count".to_owned())
-        } else {
-            None
-        };
-        if let Some(rule) = rule {
-            return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+            let closed = Dims(&closed);
+            return wrong(format!("at START no dimension is open: write each one's length, such as dims: {closed}"));
+        }
+        if element_count(&dims).is_none() {
+            return wrong("it has more elements than an address can count".to_owned());
         }
         let file = raw.data_file.clone().filter(|file| !file.is_empty());
         if file.is_none() && raw.zero_data.is_none() {

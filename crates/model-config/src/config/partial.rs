@@ -109,6 +109,7 @@ impl PartialConfig {
         let instances = instances(&raw.instance_group)?;
         // Simulated devices, which only test builds have, come later: they take instances of KIND_CPU.
         let on_gpu = instances.keys().any(|kind| *kind != InstanceKind::Cpu);
+        // With 'oldest', completion adds a `sequence_batching`, so that core schedules.
         let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(true);
         let is_own = is_own && raw.sequence_batching.is_none() && raw.ensemble_scheduling.is_none();
         if is_own {

@@ -79,14 +79,14 @@ pub fn spread_cpu_instances(instances: &mut BTreeMap<InstanceKind, usize>, devic
     }
 }
 
-/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers. There, each instance
-/// has a pool; here the instances share one, so only the capacity grows with their number.
+/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers.
 pub(super) fn slot_limits(
     parameters: &Parameters,
     scheduling: &Scheduling,
     max_batch_size: usize,
     instances: usize,
 ) -> Result<(SlotLimits, String), ConfigError> {
+    // There, each instance has a pool. Here the instances share one, so only the capacity grows with their number.
     let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
     let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
     // For sequences that core already sends while an earlier one with their id still has its slot.

@@ -168,12 +168,8 @@ impl<'a> Given<'a> {
 
     fn check_ours(&self) -> Result<(), ConfigError> {
         let given = |(name, _): &&(&str, &str)| self.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
-        match OURS.iter().find(given) {
-            None => Ok(()),
-            Some((name, from)) => {
-                Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
-            }
-        }
+        let Some((name, from)) = OURS.iter().find(given) else { return Ok(()) };
+        Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
     }
 
     fn on_gpu(self) -> Result<Providers, ConfigError> {
@@ -220,6 +216,7 @@ impl<'a> Given<'a> {
     }
 
     fn check_graphs(&self, provider: Provider) -> Result<(), ConfigError> {
+        // A list that has no number would make no graph at all.
         let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
         if !self.parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
             let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";

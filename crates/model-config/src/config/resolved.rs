@@ -8,12 +8,10 @@ use super::durability::{Durability, StateStore};
 use super::parameters::Parameters;
 use super::partial::PartialConfig;
 use super::placement::{InstanceKind, Placement, slot_limits};
-use super::raw::{ConfigError, bad, field};
+use super::raw::{ConfigError, bad, field, unsigned};
 use super::scheduling::{
-    OF_OWN_SCHEDULING, OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, core_idle_limit, idle_margin,
+    OF_OWN_SCHEDULING, OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, idle_margin,
 };
-
-const RESIDENT_BATCHES: usize = 4;
 
 /// A model's configuration, complete and checked: what is written or completed, and what follows from it.
 #[derive(Clone, Debug)]
@@ -79,7 +77,9 @@ impl PartialConfig {
         let batching = self.sequence_batching.clone().unwrap_or_default();
         let quiet = scheduling.queue_delay + QUIET_MARGIN;
         // The scheduler of this backend ends idle sequences itself.
-        let core_idle_limit = if is_own { None } else { Some(core_idle_limit(&batching)?) };
+        let idle_us = batching.max_sequence_idle_microseconds;
+        let idle_us = unsigned("sequence_batching.max_sequence_idle_microseconds", idle_us)?;
+        let core_idle_limit = (!is_own).then(|| Duration::from_micros(idle_us as u64).min(YEAR));
         let idle_limit = core_idle_limit.unwrap_or(YEAR);
         let placement = |(&kind, &instances): (&InstanceKind, &usize)| {
             let (slots, capacity_reason) = slot_limits(parameters, &scheduling, max_batch_size, instances)?;
@@ -97,7 +97,7 @@ impl PartialConfig {
             warmup_batch_sizes: warmup_batch_sizes(parameters, max_rows_per_run)?,
             resident_batches: parameters
                 .number("resident_batches", 1..=1024, "a whole number from 1 to 1024")?
-                .unwrap_or(RESIDENT_BATCHES),
+                .unwrap_or(4),
             strategy: scheduling.strategy,
             state_store,
             core_idle_limit,
@@ -233,19 +233,14 @@ fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "max_batch_size {}, ", self.max_batch_size)?;
-        let of_core = match self.strategy {
-            Strategy::Own(own) => {
-                writeln!(f, "scheduled by the backend: {own}")?;
-                None
+        let scheduling = match self.strategy {
+            Strategy::Own(own) => format!("scheduled by the backend: {own}"),
+            Strategy::Direct | Strategy::Oldest => {
+                let name = if self.strategy == Strategy::Direct { "direct" } else { "oldest" };
+                format!("strategy {name}, queue delay and margin {:?}, idle limit {:?}", self.quiet, self.idle_limit)
             }
-            Strategy::Direct => Some("direct"),
-            Strategy::Oldest => Some("oldest"),
         };
-        if let Some(name) = of_core {
-            let (quiet, limit) = (self.quiet, self.idle_limit);
-            writeln!(f, "strategy {name}, queue delay and margin {quiet:?}, idle limit {limit:?}")?;
-        }
+        writeln!(f, "max_batch_size {}, {scheduling}", self.max_batch_size)?;
         if let Some(store) = &self.state_store {
             writeln!(f, "{store}")?;
         }

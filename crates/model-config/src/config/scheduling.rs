@@ -6,7 +6,7 @@ use std::time::Duration;
 use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 use super::parameters::Parameters;
-use super::raw::{self, ConfigError, bad, field, unsigned};
+use super::raw::{ConfigError, ModelConfig, Oldest, SequenceBatching, bad, field, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(super) struct Scheduling {
 }
 
 impl Scheduling {
-    pub(super) fn new(batching: &raw::SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
+    pub(super) fn new(batching: &SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
@@ -71,7 +71,7 @@ impl Scheduling {
                 let delay = batching.direct.max_queue_delay_microseconds;
                 (Strategy::Direct, 0, unsigned("sequence_batching.direct.max_queue_delay_microseconds", delay)?)
             }
-            Some(raw::Oldest { max_candidate_sequences, max_queue_delay_microseconds: delay, .. }) => (
+            Some(Oldest { max_candidate_sequences, max_queue_delay_microseconds: delay, .. }) => (
                 Strategy::Oldest,
                 unsigned("sequence_batching.oldest.max_candidate_sequences", *max_candidate_sequences)?,
                 unsigned("sequence_batching.oldest.max_queue_delay_microseconds", *delay)?,
@@ -101,11 +101,7 @@ impl fmt::Display for Padding {
 
 impl Padding {
     /// `always_pad_to_max_batch`: to the next `preferred_batch_size`, else to `most`, the most rows of a run.
-    pub(super) fn new(
-        parameters: &Parameters,
-        batching: &raw::SequenceBatching,
-        most: usize,
-    ) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, batching: &SequenceBatching, most: usize) -> Result<Self, ConfigError> {
         if !parameters.switch("always_pad_to_max_batch", false)? || most == 0 {
             return Ok(Self::default());
         }
@@ -121,11 +117,6 @@ impl Padding {
     pub fn rows(&self, rows: usize) -> usize {
         self.sizes.iter().copied().find(|&size| size >= rows).unwrap_or(rows)
     }
-}
-
-pub(super) fn core_idle_limit(batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
-    let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
-    Ok(Duration::from_micros(idle as u64).min(YEAR))
 }
 
 /// How much longer a sequence may be idle here than in core; at least `quiet`.
@@ -228,21 +219,18 @@ fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, C
     const MOST: &str = "max_parked_sequences";
     let time = parameters.number("park_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
     let most = parameters.number(MOST, 1usize.., "a number of sequences, 1 or more,")?;
-    match (time, most) {
-        (Some(time), _) if idle == IdleRule::Never => {
-            Err(bad("park_ms", time, "it has an effect only if idle sequences are removed"))
-        }
-        (Some(time), most) => {
-            let time = Duration::from_millis(time).min(YEAR);
-            Ok(Some(Parking { time, most: most.unwrap_or(MOST_PARKED) }))
-        }
-        (None, Some(most)) => Err(bad(MOST, most, "it has an effect only with 'park_ms'")),
-        (None, None) => Ok(None),
+    let Some(time) = time else {
+        parameters.refuse(MOST, "it has an effect only with 'park_ms'")?;
+        return Ok(None);
+    };
+    if idle == IdleRule::Never {
+        return Err(bad("park_ms", time, "it has an effect only if idle sequences are removed"));
     }
+    Ok(Some(Parking { time: Duration::from_millis(time).min(YEAR), most: most.unwrap_or(MOST_PARKED) }))
 }
 
 /// Refuses what core would do in front of the backend that breaks sequences.
-pub(super) fn check_core(raw: &raw::ModelConfig) -> Result<(), ConfigError> {
+pub(super) fn check_core(raw: &ModelConfig) -> Result<(), ConfigError> {
     if raw.response_cache.enable {
         let why = "core would answer a request of one sequence with the answer of another: leave it out";
         return Err(field("response_cache.enable", "true", why));

@@ -121,7 +121,7 @@ impl States {
             StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
             // Triton keeps only declared states, so a configuration for it declares all of them.
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
-            // NVIDIA's stateful_backend reads the pairs from there.
+            // NVIDIA's stateful_backend reads the pairs from that description.
             StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
                 if described.is_empty() { (find()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }

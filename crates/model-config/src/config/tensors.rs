@@ -83,13 +83,8 @@ pub struct FalseTrue {
 }
 
 pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
-    let mut controls = Vec::new();
-    for input in raw {
-        for control in &input.control {
-            controls.push(Control { name: input.name.clone(), kind: control_kind(&input.name, control)? });
-        }
-    }
-    Ok(controls)
+    let all = raw.iter().flat_map(|input| input.control.iter().map(move |control| (&input.name, control)));
+    all.map(|(name, control)| Ok(Control { name: name.clone(), kind: control_kind(name, control)? })).collect()
 }
 
 fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
