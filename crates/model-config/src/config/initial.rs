@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use rows::reserve;
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::model::is_inside;
 use super::parameters::{Assigned, Parameters};
 use super::raw::{self, ConfigError, data_type, dims, field};
 
@@ -129,6 +128,12 @@ pub(super) fn initial_states(parameters: &Parameters) -> Result<Vec<(String, Ini
         };
         Ok((name, value))
     })
+}
+
+/// Whether a path leads nowhere but into the folder that it starts from.
+pub(super) fn is_inside(name: &str) -> bool {
+    // A configuration may name files in the model's folder, and no others (SECURITY.md).
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {

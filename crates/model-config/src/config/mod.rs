@@ -1,7 +1,7 @@
 //! The model configuration, parsed once.
 //!
 //! [`PartialConfig`] is what the user wrote: it parses the JSON that Triton hands over ([`raw`]) and this backend's own
-//! `parameters` ([`parameters`]), and takes what completion adds. It becomes the [`Config`], which is all that the rest
+//! `parameters` ([`parameters`]), and takes what completion adds. Then the [`Config`] contains it, and is all that the rest
 //! of the code sees. Every error names the field or parameter, the value that came and what is allowed.
 //!
 //! To add a parameter: list its name in [`parameters`], read it where [`PartialConfig::resolve`] or [`PartialConfig::new`]
@@ -13,7 +13,6 @@
 mod durability;
 mod generated;
 mod initial;
-mod join;
 mod model;
 mod parameters;
 mod partial;
@@ -29,8 +28,7 @@ mod tensors;
 pub use durability::{Durability, StateStore};
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial::{InitialSources, InitialValue};
-pub use join::{JOIN, Join, SEARCH};
-pub use model::{GraphOptimization, SessionOptions, find_model_file, find_named_file};
+pub use model::{GraphOptimization, JOIN, Join, SEARCH, SessionOptions, find_model_file, find_named_file};
 pub use parameters::{PairPattern, parameter_line, similarity};
 pub use partial::{Additions, PartialConfig};
 pub use placement::{InstanceKind, Placement, spread_cpu_instances};

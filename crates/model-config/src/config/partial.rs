@@ -2,8 +2,8 @@
 //!
 //! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
 //! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
-//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`](super::Config)
-//! ([`PartialConfig::resolve`]).
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes a part of the
+//! [`Config`](super::Config) ([`PartialConfig::resolve`]).
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,7 @@ use serde_json::{Map, Value, json};
 use state_store::Location;
 
 use super::generated::{GeneratedInput, generated_inputs};
-use super::join::Join;
-use super::model::{Conversion, SessionOptions, model_file};
+use super::model::{Conversion, Join, SessionOptions, model_file};
 use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances};
 use super::providers::Providers;
