@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::config::{ConfigError, POLL_WAIT, PollWait};
+use crate::config::{ConfigError, POLL_WAIT, scans};
 use crate::error::LoadError;
 use crate::model::{Model, ServerDefaults};
 use crate::panic::Panic;
@@ -67,7 +67,7 @@ fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
     let max_batch_size = cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok()).unwrap_or(0);
     let poll_wait = |value: &String| {
         let allowed = "a number of minutes, 0 or more, is expected";
-        PollWait::new(value).ok_or_else(|| wrong(POLL_WAIT, value, allowed.to_owned()))
+        scans(value).ok_or_else(|| wrong(POLL_WAIT, value, allowed.to_owned()))
     };
     let state_store = |value: &String| {
         // A password may be behind the scheme.

@@ -14,14 +14,14 @@ use prost::Message;
 use prost::bytes::Bytes;
 use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::onnx::{external_files, numbers};
-use stateful_convert::report::{Report, StartsAt, State, Warning};
+use stateful_convert::report::{Report, State, Warning};
 use stateful_convert::verify::{Compared, Given, Models, Source, VerifyError, verify};
 use stateful_convert::{
     ConvertError, Converted, Hint, InputAxis, Options, WeightsError, with_small_weights_shown, with_weights,
 };
 
 use crate::completion::{CompletionError, Settings, own_pairs};
-use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
+use crate::config::{ConfigError, PartialConfig, StatePair, parameter_line};
 use crate::onnx::{ModelSource, Nodes, Recurrence, without_weights};
 use crate::session::{Library, OpenError, Provider, Session};
 
@@ -282,13 +282,7 @@ const fn parameter(hint: Hint) -> &'static str {
 
 /// Gives the configuration the states of the converted model, and where they start.
 pub fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), ConfigError> {
-    let states = &converted.report.states;
-    let value = |starts_at| if let StartsAt::Value(value) = starts_at { Some(value) } else { None };
-    partial.states.set_converted(ConvertedStates {
-        pairs: states.iter().map(|state| state.pair.clone()).collect(),
-        values: states.iter().filter_map(|state| Some((state.pair.input.clone(), value(state.starts_at)?))).collect(),
-        has_initial_model: converted.initial_states.is_some(),
-    })
+    partial.states.set_converted(&converted.report.states, converted.initial_states.is_some())
 }
 
 fn named(axes: &[InputAxis]) -> String {

@@ -192,7 +192,7 @@ fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), Joining
             return refused(GENERATED_INPUTS, &counted.name, rule);
         }
     }
-    if let Some((input, _)) = partial.constants().iter().find(|(input, _)| inner(input)) {
+    if let Some((input, _)) = partial.constants.iter().find(|(input, _)| inner(input)) {
         return refused("constant_inputs", input, ONE_OF_TWO);
     }
     partial.contexts.retain(|context| !plan.has_context(&context.input));
@@ -231,7 +231,7 @@ fn length(partial: &PartialConfig, input: &StepInput, axis: usize, is_only: bool
 
 /// The value of each element of an input that requests don't carry.
 fn value(partial: &PartialConfig, input: &StepInput, given: &Given) -> Option<f64> {
-    if let Some((_, values)) = partial.constants().iter().find(|(name, _)| *name == input.name) {
+    if let Some((_, values)) = partial.constants.iter().find(|(name, _)| *name == input.name) {
         let [value] = values.as_slice() else { return None };
         return value.parse().ok().or_else(|| Some(f64::from(value.parse::<bool>().ok()?)));
     }

@@ -25,7 +25,7 @@ pub use site::Site;
 
 use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, Durability, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
+use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::conversion::Served;
 use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
@@ -35,6 +35,7 @@ use crate::session::{Library, Session};
 use crate::triton;
 use gpu_rows::{DeviceError, devices_for_cpu_instances};
 use parking_lot::Mutex;
+use sequences::scheduler::IdleRule;
 use sequences::{Refusal, SequenceId};
 use sessions::Sessions;
 use site::Devices;
@@ -65,7 +66,8 @@ pub struct Model {
 #[derive(Clone, Debug, Default)]
 pub struct ServerDefaults {
     pub max_batch_size: usize,
-    pub poll_wait: Option<PollWait>,
+    /// `sequence_cleaner_poll_wait_minutes`
+    pub poll_wait: Option<IdleRule>,
     pub state_store: Option<state_store::Location>,
 }
 
@@ -74,9 +76,9 @@ impl Model {
     /// pools.
     pub fn load(triton: triton::Model, library: &Arc<Library>, defaults: ServerDefaults) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
-        partial.poll_wait = defaults.poll_wait;
-        partial.state_store = defaults.state_store;
-        partial.put_cpu_instances_on(devices_for_cpu_instances());
+        partial.scans_of_server = defaults.poll_wait;
+        partial.store_of_server = defaults.state_store;
+        config::spread_cpu_instances(&mut partial.instances, devices_for_cpu_instances());
         // The repository has a folder for each version.
         let (version, repository) = (triton.version()?, triton.repository()?);
         let version_dir = repository.join(version.to_string());
@@ -95,11 +97,11 @@ impl Model {
         check_server(&partial, &prepared)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
-            triton.set_config_json(partial.document().to_string().as_bytes())?;
+            triton.set_config_json(partial.document.to_string().as_bytes())?;
         }
         sessions.complete(&prepared.config, &prepared.binding);
         // The log and the model for initial states use the completed options.
-        prepared.config.session = sessions.options.clone();
+        prepared.config.written.session = sessions.options.clone();
         let initial_model = prepared.load_initial_model(initial_states, &version_dir, library)?;
         let Prepared { mut config, binding, state_api, mut plan, .. } = prepared;
         plan.notes.extend(notes);
@@ -121,7 +123,7 @@ impl Model {
         Ok(model)
     }
 
-    pub const fn has_held_inputs(&self) -> bool {
+    pub fn has_held_inputs(&self) -> bool {
         !self.config.held_inputs.is_empty()
     }
 
@@ -190,7 +192,7 @@ impl Model {
         for line in self.config.to_string().lines().chain(explained.lines()).chain(rows) {
             log::info!("model {name}: {line}");
         }
-        if let Some(scale) = plan.batch_scale.as_ref().filter(|_| self.config.is_batched()) {
+        if let Some(scale) = plan.nodes.batch_scale.as_ref().filter(|_| self.config.is_batched()) {
             let level = if self.config.max_rows_per_run > 1 { log::Level::Warn } else { log::Level::Info };
             log::log!(level, "model {name}: {}", explain_batch_scale(scale, &self.config));
         }
@@ -278,14 +280,14 @@ impl Model {
                 self.config.max_batch_size
             );
         }
-        if self.config.batches_unordered {
+        if self.config.batches_unordered && matches!(self.config.strategy, Strategy::Own(_)) {
             log::warn!(
                 "model {name}: as a step of an ensemble on Triton 25.06 or newer, this model can get a sequence's \
                  requests out of order if its client does not wait for answers: write 'preserve_ordering: true' in \
                  'dynamic_batching', or leave 'dynamic_batching' out"
             );
         }
-        if self.config.waits_for_resources {
+        if self.config.waits_for_resources && self.config.strategy == Strategy::Oldest {
             log::warn!(
                 "model {name}: with --rate-limit=execution_count, requests can wait in core for the resources of \
                  instance_group while the instance is idle, but after a pause of {:?} the backend assumes that core's \

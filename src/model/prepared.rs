@@ -114,7 +114,7 @@ impl Prepared {
     ) -> Result<Option<String>, LoadError> {
         let graph = conversion::read(model)?;
         let weights = conversion::byte_len(model, &graph);
-        let in_graph = match &self.plan.batch_scale {
+        let in_graph = match &self.plan.nodes.batch_scale {
             Some(scale) => RowsInGraph::Unproven(format!("{scale} takes one scale over all rows")),
             None => self.binding.rows_in_graph(graph),
         };
@@ -195,15 +195,15 @@ impl Prepared {
         if !with_defaults.is_empty() {
             sources.defaults = conversion::default_values(model, &with_defaults)?;
         }
-        let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
-        binding.needs_steps = plan.needs_steps.clone();
+        let mut binding = Binding::new(&config, &plan.pairs, &plan.nodes.constant_outputs, signature, &sources)?;
+        binding.needs_steps = plan.nodes.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
         Binding::check_initial_states(&config.states, metadata)?;
         if config.max_rows_per_run > 1 {
             binding.check_one_batch(&config, &plan.pairs, signature)?;
             binding.check_marked_batch(&config, signature, || conversion::read(model).map_err(LoadError::from))?;
         }
-        if plan.has_recurrence {
+        if plan.nodes.recurrence.is_some() {
             // Of most other models, only the nodes are read.
             let file = conversion::read(model)?;
             binding.check_ends(file.clone())?;

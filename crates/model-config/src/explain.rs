@@ -39,8 +39,8 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     [lines(&tensors), lines(&states), vec![bytes]].concat().join("\n")
 }
 
-/// The lines of a table, without the blanks at their ends.
 fn lines(table: &Table) -> Vec<String> {
+    // The table fills its last column up with blanks, which only make lines of the log longer.
     table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
@@ -70,67 +70,61 @@ struct Explained<'a> {
 
 impl Explained<'_> {
     fn input(&self, side: &str, info: &TensorInfo) -> [String; 7] {
-        let bound = self.binding.inputs.iter().find(|input| input.name == info.name);
-        let axis = bound.and_then(|input| input.batch_axis);
-        let (taken_for, why) = match bound.map(|input| &input.source) {
-            None => ("its default".to_owned(), "nothing feeds it".to_owned()),
-            Some(Source::Request(request)) => {
-                let dims = bound.map_or(&[][..], |input| &input.dims);
-                (requests(request, dims, self.config), listed("'input'", self.origins.inputs_completed))
+        let Some(bound) = self.binding.inputs.iter().find(|input| input.name == info.name) else {
+            return row(side, info, None, "its default".to_owned(), "nothing feeds it");
+        };
+        let (taken_for, why) = match &bound.source {
+            Source::Request(request) => {
+                let why = if self.origins.inputs_completed { COMPLETED } else { "listed under 'input'" };
+                (self.requests(request, &bound.dims), why)
             }
-            Some(Source::Lengths { of }) => {
-                (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'".to_owned())
-            }
-            Some(Source::State(number)) => {
+            Source::Lengths { of } => (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'"),
+            Source::State(number) => {
                 let state = &self.binding.states[*number];
                 (format!("state, from {}", self.binding.outputs[state.output].name), self.why(state))
             }
-            Some(Source::Control(control)) => (format!("control {}", noun(control)), "'control_input'".to_owned()),
-            Some(Source::Generated(generated)) => {
-                (format!("generated: {}", generated.written), "'generated_inputs'".to_owned())
-            }
-            Some(Source::Constant(_)) => ("constant".to_owned(), "'constant_inputs'".to_owned()),
+            Source::Control(control) => (format!("control {}", noun(control)), "'control_input'"),
+            Source::Generated(generated) => (format!("generated: {}", generated.written), "'generated_inputs'"),
+            Source::Constant(_) => ("constant".to_owned(), "'constant_inputs'"),
         };
-        row(side, info, axis, taken_for, why)
+        row(side, info, bound.batch_axis, taken_for, why)
     }
 
     fn output(&self, info: &TensorInfo) -> [String; 7] {
         let Some(index) = self.binding.outputs.iter().position(|output| output.name == info.name) else {
-            return row("output", info, None, "nothing".to_owned(), "it is not listed under 'output'".to_owned());
+            return row("output", info, None, "nothing".to_owned(), "it is not listed under 'output'");
         };
         let output = &self.binding.outputs[index];
         let state = self.binding.states.iter().find(|state| state.output == index);
-        let mut uses = Vec::new();
-        let mut reasons = Vec::new();
+        let mut uses: Vec<(String, &str)> = Vec::new();
         if let Some(state) = state {
-            uses.push(format!("state, to {}", self.binding.inputs[state.input].name));
-            reasons.push(self.why(state));
+            uses.push((format!("state, to {}", self.binding.inputs[state.input].name), self.why(state)));
         }
         if output.is_response {
+            // Without a batch dimension, a run has one value for all of its rows.
             let same = output.form == ShapeForm::Unbatched && state.is_none();
-            uses.push(if same { "responses, the same for each row" } else { "responses" }.to_owned());
-            match output.gathered {
-                None => {}
-                Some(Gathered::Stacked { .. }) => uses.push("a dimension for the steps of a request".to_owned()),
-                Some(Gathered::Joined { .. }) => uses.push("the steps of a request one after another".to_owned()),
+            let mut text = if same { "responses, the same for each row" } else { "responses" }.to_owned();
+            text += match output.gathered {
+                None => "",
+                Some(Gathered::Stacked { .. }) => "; a dimension for the steps of a request",
+                Some(Gathered::Joined { .. }) => "; the steps of a request one after another",
+            };
+            uses.push((text, if self.origins.outputs_completed { COMPLETED } else { "listed under 'output'" }));
+        }
+        if let Some(repeat) = &self.binding.repeat {
+            for feed in repeat.feeds.iter().filter(|feed| feed.output == index) {
+                uses.push((format!("{} of the next step", self.binding.inputs[feed.input].name), "'repeat'"));
             }
-            reasons.push(listed("'output'", self.origins.outputs_completed));
+            if repeat.until.iter().any(|stop| stop.output == index) {
+                uses.push(("the end of the steps".to_owned(), "'repeat_until'"));
+            }
         }
-        let fed = self.binding.repeat.iter().flat_map(|repeat| &repeat.feeds).filter(|feed| feed.output == index);
-        for feed in fed {
-            uses.push(format!("{} of the next step", self.binding.inputs[feed.input].name));
-            reasons.push("'repeat'".to_owned());
+        let by_this = TrimBy::Output(index);
+        if self.binding.outputs.iter().any(|other| other.trim.is_some_and(|trim| trim.by == by_this)) {
+            uses.push(("lengths".to_owned(), "'padded_outputs'"));
         }
-        if self.binding.repeat.iter().flat_map(|repeat| &repeat.until).any(|stop| stop.output == index) {
-            uses.push("the end of the steps".to_owned());
-            reasons.push("'repeat_until'".to_owned());
-        }
-        let gives_lengths = |trim: TrimBy| trim == TrimBy::Output(index);
-        if self.binding.outputs.iter().any(|other| other.trim.is_some_and(|trim| gives_lengths(trim.by))) {
-            uses.push("lengths".to_owned());
-            reasons.push("'padded_outputs'".to_owned());
-        }
-        row("output", info, output.batch_axis, uses.join("; "), reasons.join("; "))
+        let (uses, reasons): (Vec<String>, Vec<&str>) = uses.into_iter().unzip();
+        row("output", info, output.batch_axis, uses.join("; "), &reasons.join("; "))
     }
 
     fn state(&self, state: &BoundState) -> [String; 7] {
@@ -150,34 +144,64 @@ impl Explained<'_> {
             axis(state.batch_axis),
             bytes,
             state.initial.to_string(),
-            self.why(state),
+            self.why(state).to_owned(),
         ]
     }
 
-    fn why(&self, state: &BoundState) -> String {
+    fn why(&self, state: &BoundState) -> &'static str {
         let (input, output) = (&self.binding.inputs[state.input], &self.binding.outputs[state.output]);
         let pair = StatePair { input: input.name.clone(), output: output.name.clone() };
-        if self.config.states.declaration(&pair).is_some() {
-            return "'sequence_batching.state'".to_owned();
-        }
-        let why = match self.origins.pairs {
+        match self.origins.pairs {
+            // A declared state may also be one that the parameter or the names give.
+            _ if self.config.states.declaration(&pair).is_some() => "'sequence_batching.state'",
             PairsFrom::Parameter => "'state_pairs'",
             PairsFrom::Description => "the graph's description",
             PairsFrom::Names => "their names",
             PairsFrom::Shapes => "'state_pairs': by their names or dims",
             PairsFrom::Conversion => "the conversion at load",
+        }
+    }
+
+    fn requests(&self, request: &RequestInput, dims: &[i64]) -> String {
+        let mut text = "requests".to_owned();
+        text += match request.form {
+            ShapeForm::Plain => "",
+            ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
+            // Triton has no scalars, so each has a dimension more than in the model.
+            ShapeForm::Unbatched if !self.config.is_batched() => ", sent as [1]",
+            ShapeForm::Unbatched if dims.is_empty() => ", one value for a batch, sent as [1, 1]",
+            ShapeForm::Unbatched => ", one value for a batch",
         };
-        why.to_owned()
+        if request.optional {
+            text += ", may be left out";
+        }
+        if let Some(context) = request.context {
+            let (length, axis) = (context.length, context.axis);
+            text += &match usize::try_from(dims[axis]) {
+                Ok(window) => format!(", {length} of the last in front of {} along axis {axis}", window - length),
+                Err(_) => format!(", {length} of the last in front along axis {axis}"),
+            };
+            text += match context.first {
+                FirstRequest::Zeros => "",
+                FirstRequest::Repeat => ", at first the first element repeated",
+                FirstRequest::Whole => ", at first the whole window from the client",
+            };
+        }
+        if let Some(window) = request.window {
+            text += &format!(", cut into windows of {} along axis {}", window.length, window.axis);
+        }
+        if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {
+            text += &format!(", filled up along axis {axis}");
+        }
+        text
     }
 }
 
-fn row(side: &str, info: &TensorInfo, batch_axis: Option<usize>, taken_for: String, why: String) -> [String; 7] {
-    let data_type = info.data_type.to_string();
-    [side.to_owned(), info.name.clone(), data_type, dims(&info.dims, &info.symbols), axis(batch_axis), taken_for, why]
-}
+const COMPLETED: &str = "neither state nor constant";
 
-fn listed(list: &str, completed: bool) -> String {
-    if completed { "neither state nor constant".to_owned() } else { format!("listed under {list}") }
+fn row(side: &str, info: &TensorInfo, batch_axis: Option<usize>, taken_for: String, why: &str) -> [String; 7] {
+    let (data_type, dims) = (info.data_type.to_string(), dims(&info.dims, &info.symbols));
+    [side.to_owned(), info.name.clone(), data_type, dims, axis(batch_axis), taken_for, why.to_owned()]
 }
 
 fn axis(axis: Option<usize>) -> String {
@@ -189,41 +213,6 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
     let name = |axis: usize| symbols.get(axis).filter(|symbol| !symbol.is_empty()).map_or("?", String::as_str);
     let dim = |(axis, &dim): (usize, &i64)| if dim < 0 { name(axis).to_owned() } else { dim.to_string() };
     format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
-}
-
-/// `dims`: the model's, -1 where they are open.
-fn requests(request: &RequestInput, dims: &[i64], config: &Config) -> String {
-    let mut text = "requests".to_owned();
-    text += match request.form {
-        ShapeForm::Plain => "",
-        ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
-        // Triton has no scalars.
-        ShapeForm::Unbatched if !config.is_batched() => ", sent as [1]",
-        ShapeForm::Unbatched if dims.is_empty() => ", one value for a batch, sent as [1, 1]",
-        ShapeForm::Unbatched => ", one value for a batch",
-    };
-    if request.optional {
-        text += ", may be left out";
-    }
-    if let Some(context) = request.context {
-        let (length, axis) = (context.length, context.axis);
-        text += &match usize::try_from(dims[axis]) {
-            Ok(window) => format!(", {length} of the last in front of {} along axis {axis}", window - length),
-            Err(_) => format!(", {length} of the last in front along axis {axis}"),
-        };
-        text += match context.first {
-            FirstRequest::Zeros => "",
-            FirstRequest::Repeat => ", at first the first element repeated",
-            FirstRequest::Whole => ", at first the whole window from the client",
-        };
-    }
-    if let Some(window) = request.window {
-        text += &format!(", cut into windows of {} along axis {}", window.length, window.axis);
-    }
-    if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {
-        text += &format!(", filled up along axis {axis}");
-    }
-    text
 }
 
 const fn noun(control: &BoundControl) -> &'static str {

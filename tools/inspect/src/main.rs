@@ -137,7 +137,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         Prepared::new(&mut partial, &session, &served.model, repository, settings, || Ok(session.clone()))?;
     prepared.load_initial_model(served.initial_states, version_dir, &library)?;
     let Prepared { config, binding, plan, .. } = prepared;
-    let mut completed = partial.document().as_object().cloned().unwrap_or_default();
+    let mut completed = partial.document.as_object().cloned().unwrap_or_default();
     let pairs: Vec<String> = plan.pairs.iter().map(ToString::to_string).collect();
     // Without an instance group Triton uses a GPU if there is one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
@@ -149,7 +149,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     }
     completed.insert("parameters".to_owned(), parameters);
     let mut table = explain(&config, &binding, &session.signature, plan.origins);
-    if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
+    if let Some(scale) = plan.nodes.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
     }
     if let Some(rows) = &plan.rows {

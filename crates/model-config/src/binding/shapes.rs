@@ -130,7 +130,7 @@ pub(super) fn check_type(what: String, configured: DataType, model: DataType) ->
 }
 
 /// Whether a batch dimension of this length takes every batch that may come.
-pub(super) const fn batches(dim: i64, config: &Config) -> bool {
+pub(super) fn batches(dim: i64, config: &Config) -> bool {
     dim < 0 || (dim == 1 && config.max_batch_size == 1)
 }
 

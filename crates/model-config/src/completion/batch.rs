@@ -3,29 +3,26 @@
 
 use stateful_convert::is_batch_name;
 
-use crate::config::{PartialConfig, StateDims, StatePair, States, TensorConfig, state_dims_line};
-use crate::onnx::{Signature, TensorInfo};
+use crate::config::{PartialConfig, StateDims, StatePair, TensorConfig, state_dims_line};
+use crate::onnx::{Nodes, Signature, TensorInfo};
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
 
-/// What is known of a model besides its signature.
+/// A configuration and its model, and what is known of the two.
 pub struct Known<'a> {
-    /// Its states.
+    pub config: &'a PartialConfig,
+    pub signature: &'a Signature,
     pub pairs: &'a [StatePair],
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: &'a [&'a str],
-    /// Outputs that are the same in every run.
-    pub constant_outputs: &'a [String],
-    /// Outputs that are scalars.
-    pub scalar_outputs: &'a [String],
-    /// `--backend-config=default-max-batch-size`.
+    pub nodes: &'a Nodes,
     pub default_max_batch_size: usize,
     /// Whether a row's result depends on the other rows of its batch.
     pub mixes_rows: bool,
 }
 
-impl Known<'_> {
+impl<'a> Known<'a> {
     pub fn usual_batch(&self) -> usize {
         // Triton passes 4 if the command line says nothing, so a small number may not be what anybody has written.
         self.default_max_batch_size.max(MAX_BATCH_SIZE)
@@ -35,10 +32,16 @@ impl Known<'_> {
         self.pairs.iter().any(|pair| pair.input == info.name)
     }
 
+    /// Whether an input is a state's, and the configuration does not give the dims of that state.
+    pub fn is_undecided(&self, info: &TensorInfo) -> bool {
+        let states = &self.config.states;
+        self.is_state(info) && states.written_dims(&info.name).is_none() && !states.is_declared(&info.name)
+    }
+
     /// Whether responses carry an output: all but the states, or those if there is no other.
-    pub fn is_of_responses(&self, info: &TensorInfo, signature: &Signature) -> bool {
+    pub fn is_of_responses(&self, info: &TensorInfo) -> bool {
         let is_state = |info: &TensorInfo| self.pairs.iter().any(|pair| pair.output == info.name);
-        !is_state(info) || signature.outputs.iter().all(is_state)
+        !is_state(info) || self.signature.outputs.iter().all(is_state)
     }
 
     pub fn is_of_requests(&self, info: &TensorInfo) -> bool {
@@ -46,121 +49,122 @@ impl Known<'_> {
     }
 
     pub fn is_constant(&self, output: &TensorInfo) -> bool {
-        self.constant_outputs.contains(&output.name)
+        self.nodes.constant_outputs.contains(&output.name)
     }
-}
 
-/// Warns that the batch was not found by a usual name: of each request's own run, or of the position where the batch was
-/// found. Writing `max_batch_size`, or where the batch of states is, confirms it. `filled` is the `max_batch_size` that
-/// was filled in.
-pub fn batch_warning(
-    config: &PartialConfig,
-    signature: &Signature,
-    known: &Known,
-    filled: Option<usize>,
-) -> Option<String> {
-    if config.max_batch_size > 0 {
-        return None;
+    /// The names that the batch dimension may have.
+    pub fn shared_symbols(&self) -> Vec<&'a str> {
+        let axes = |info: &TensorInfo| self.config.states.batch_axes(&info.name, info.symbols.len());
+        self.signature.batch_symbols(|info| self.is_state(info).then(|| axes(info)))
     }
-    match filled {
-        Some(size) => position_warning(config, signature, known, size),
-        // `state_dims` has said that a state has no batch.
-        None if config.states.without_batch().is_some() => None,
-        None => {
-            let axes = BatchAxes::find(&config.states, signature, known)?;
-            let is_unclear = axes.fit_listed(config, signature) && is_unclear_batch(config, signature, known);
-            is_unclear.then(|| unclear_warning(config, signature, known, &axes))
+
+    /// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
+    /// input of requests.
+    pub fn batch_symbol(&self) -> Option<&'a str> {
+        let of_requests = self.signature.inputs.iter().filter(|info| self.is_of_requests(info));
+        let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
+        let shared = self.shared_symbols().first().copied();
+        shared.or_else(|| first.find_map(|info| Some(info.symbol(0)).filter(|symbol| !symbol.is_empty())))
+    }
+
+    /// Whether dims of the configuration say where requests or responses have the batch.
+    fn lists_tensors(&self) -> bool {
+        !self.config.inputs.is_empty() || !self.config.outputs.is_empty()
+    }
+
+    /// Warns that the batch was not found by a usual name: of each request's own run, or of the position where the batch
+    /// was found. Writing `max_batch_size`, or where the batch of states is, confirms it. `filled` is the
+    /// `max_batch_size` that was filled in.
+    pub fn batch_warning(&self, filled: Option<usize>) -> Option<String> {
+        if self.config.max_batch_size > 0 {
+            return None;
+        }
+        match filled {
+            Some(size) => self.position_warning(size),
+            // `state_dims` has said that a state has no batch.
+            None if self.config.states.without_batch().is_some() => None,
+            None => {
+                let axes = BatchAxes::find(self)?;
+                (axes.fit_listed(self) && self.is_unclear_batch()).then(|| self.unclear_warning(&axes))
+            }
         }
     }
-}
 
-fn position_warning(
-    config: &PartialConfig,
-    signature: &Signature,
-    known: &Known,
-    max_batch_size: usize,
-) -> Option<String> {
-    let symbol = batch_symbol(&config.states, signature, known);
-    let is_confirmed = config.states.dims.iter().any(|state| state.batch_axis.is_some()) || lists_tensors(config);
-    if is_confirmed || symbol.is_some_and(is_batch_name) {
-        return None;
+    fn position_warning(&self, max_batch_size: usize) -> Option<String> {
+        let symbol = self.batch_symbol();
+        let says_axis = self.config.states.dims.iter().any(|state| state.batch_axis.is_some());
+        if says_axis || self.lists_tensors() || symbol.is_some_and(is_batch_name) {
+            return None;
+        }
+        // Requests with a second open dimension have a length there, so that of a state is rather the batch.
+        let inputs = &self.signature.inputs;
+        let have_lengths = inputs.iter().any(|info| self.is_of_requests(info) && open_axes(info).len() > 1);
+        let doubtful = |info: &TensorInfo| {
+            let axis = batch_axis(info, symbol, true)?;
+            let is_doubtful = !info.symbols[axis].is_empty() || info.dims.contains(&1) || !have_lengths;
+            is_doubtful.then(|| (info.name.clone(), axis, info.dims.clone()))
+        };
+        let (name, axis, dims) = inputs.iter().filter(|info| self.is_undecided(info)).find_map(doubtful)?;
+        let varies = state_dims_line([StateDims { name: name.clone(), dims, batch_axis: None }]);
+        let place = match symbol {
+            Some(symbol) => format!("the one named '{symbol}', which requests and states share"),
+            None => "the first dimension of what requests carry, and the only open one of each state".to_owned(),
+        };
+        Some(format!(
+            "the names of the model's dimensions do not say which is the batch, so it is taken to be {place}, such as \
+             dimension {axis} of '{name}': if that is right, write max_batch_size: {max_batch_size}; if a state varies along \
+             that dimension instead, write {varies}"
+        ))
     }
-    // Requests with a second open dimension have a length there, so that of a state is rather the batch.
-    let have_lengths = signature.inputs.iter().any(|info| known.is_of_requests(info) && open_axes(info).len() > 1);
-    let doubtful = |info: &TensorInfo| {
-        let axis = batch_axis(info, symbol, true)?;
-        let has_one = info.dims.contains(&1);
-        let is_doubtful = !info.symbols[axis].is_empty() || has_one || !have_lengths;
-        is_doubtful.then(|| (info.name.clone(), axis, info.dims.clone()))
-    };
-    let mut undecided = signature.inputs.iter().filter(|info| is_undecided(&config.states, known, info));
-    let (name, axis, dims) = undecided.find_map(doubtful)?;
-    let varies = state_dims_line([StateDims { name: name.clone(), dims, batch_axis: None }]);
-    let place = match symbol {
-        Some(symbol) => format!("the one named '{symbol}', which requests and states share"),
-        None => "the first dimension of what requests carry, and the only open one of each state".to_owned(),
-    };
-    Some(format!(
-        "the names of the model's dimensions do not say which is the batch, so it is taken to be {place}, such as \
-         dimension {axis} of '{name}': if that is right, write max_batch_size: {max_batch_size}; if a state varies along \
-         that dimension instead, write {varies}"
-    ))
-}
 
-fn unclear_warning(config: &PartialConfig, signature: &Signature, known: &Known, axes: &BatchAxes) -> String {
-    let with_batch = |(info, &batch_axis): (&TensorInfo, &Option<usize>)| {
-        let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis };
-        (is_undecided(&config.states, known, info) && batch_axis.is_some()).then_some(dims)
-    };
-    let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| {
-        axis.filter(|_| known.is_of_requests(info)).map(|axis| format!("dimension {axis} of '{}'", info.name))
-    };
-    let of_inputs = || signature.inputs.iter().zip(&axes.inputs);
-    let place = of_inputs().find_map(of_requests).unwrap_or_default();
-    let states: Vec<_> = of_inputs().filter_map(with_batch).collect();
-    let size = known.usual_batch();
-    let lines = if states.is_empty() {
-        format!("max_batch_size: {size}")
-    } else {
+    fn unclear_warning(&self, axes: &BatchAxes) -> String {
+        let with_batch = |(info, &batch_axis): (&TensorInfo, &Option<usize>)| {
+            let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis };
+            (self.is_undecided(info) && batch_axis.is_some()).then_some(dims)
+        };
+        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| {
+            axis.filter(|_| self.is_of_requests(info)).map(|axis| format!("dimension {axis} of '{}'", info.name))
+        };
+        let of_inputs = || self.signature.inputs.iter().zip(&axes.inputs);
+        let place = of_inputs().find_map(of_requests).unwrap_or_default();
+        let states: Vec<_> = of_inputs().filter_map(with_batch).collect();
+        let mut lines = format!("max_batch_size: {}", self.usual_batch());
+        if !states.is_empty() {
+            let line = state_dims_line(states);
+            lines += &format!(" and {line}, with -1 in the place of each dimension that varies");
+        }
+        let name = self.batch_symbol().unwrap_or_default();
         format!(
-            "max_batch_size: {size} and {}, with -1 in the place of each dimension that varies",
-            state_dims_line(states)
+            "max_batch_size is 0, so each request has a run of its own: {place}, '{name}', may be the batch, but it has no \
+             usual name of a batch, and may be a length; if it is the batch, write {lines}"
         )
-    };
-    let name = batch_symbol(&config.states, signature, known).unwrap_or_default();
-    format!(
-        "max_batch_size is 0, so each request has a run of its own: {place}, '{name}', may be the batch, but it has no \
-         usual name of a batch, and may be a length; if it is the batch, write {lines}"
-    )
-}
+    }
 
-/// Whether a configuration that says nothing of the batch leaves open whether there is one, as its name is no usual one.
-/// A name is believed if it is the only one that requests and states share, and stands behind an open dimension with
-/// another name in requests, as in `[time, batch, features]`.
-pub fn is_unclear_batch(config: &PartialConfig, signature: &Signature, known: &Known) -> bool {
-    if lists_tensors(config) {
-        return false;
-    }
-    let Some(symbol) = batch_symbol(&config.states, signature, known) else { return false };
-    let says_so = |state: &StateDims| {
-        let info = signature.input(&state.name);
-        info.zip(state.batch_axis).is_some_and(|(info, axis)| info.symbols.get(axis).is_some_and(|name| name == symbol))
-    };
-    if is_batch_name(symbol) || config.states.dims.iter().any(says_so) {
-        return false;
-    }
-    let is_behind = |info: &TensorInfo| {
-        info.symbols.iter().position(|name| name == symbol) == Some(1) && !info.symbol(0).is_empty()
-    };
-    let is_in_front = |info: &TensorInfo| info.symbols.iter().take(2).any(|name| name == symbol);
-    let agrees = |info: &TensorInfo| {
-        if known.is_state(info) {
-            is_in_front(info)
-        } else {
-            !known.is_of_requests(info) || is_fixed(info) || is_behind(info)
+    /// Whether a configuration that says nothing of the batch leaves open whether there is one, as its name is no usual
+    /// one. A name is believed if it is the only one that requests and states share, and stands behind an open dimension
+    /// with another name in requests, as in `[time, batch, features]`.
+    pub fn is_unclear_batch(&self) -> bool {
+        let Some(symbol) = self.batch_symbol().filter(|_| !self.lists_tensors()) else { return false };
+        let says_so = |state: &StateDims| {
+            let info = self.signature.input(&state.name);
+            let named = info.zip(state.batch_axis).and_then(|(info, axis)| info.symbols.get(axis));
+            named.is_some_and(|name| name == symbol)
+        };
+        if is_batch_name(symbol) || self.config.states.dims.iter().any(says_so) {
+            return false;
         }
-    };
-    shared_symbols(&config.states, signature, known) != [symbol] || !signature.inputs.iter().all(agrees)
+        let is_behind = |info: &TensorInfo| {
+            info.symbols.iter().position(|name| name == symbol) == Some(1) && !info.symbol(0).is_empty()
+        };
+        let agrees = |info: &TensorInfo| {
+            if self.is_state(info) {
+                info.symbols.iter().take(2).any(|name| name == symbol)
+            } else {
+                !self.is_of_requests(info) || open_axes(info).is_empty() || is_behind(info)
+            }
+        };
+        self.shared_symbols() != [symbol] || !self.signature.inputs.iter().all(agrees)
+    }
 }
 
 /// Which dimension of each tensor is the batch, in the model's order; `None` for a tensor without one.
@@ -171,8 +175,8 @@ pub struct BatchAxes {
 
 impl BatchAxes {
     /// `None` if the model has no batch dimension.
-    pub fn find<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<Self> {
-        let symbol = batch_symbol(states, signature, known);
+    pub fn find(known: &Known) -> Option<Self> {
+        let (states, signature, symbol) = (&known.config.states, known.signature, known.batch_symbol());
         let of_state = |info: &TensorInfo| match states.written_dims(&info.name) {
             Some(written) => Some(written.batch_axis),
             // The model is not bound without an answer to which it is.
@@ -181,7 +185,7 @@ impl BatchAxes {
         };
         let of_input = |info: &TensorInfo| {
             // Requests that share a run share what has no open dimension.
-            if known.taken.contains(&info.name.as_str()) || (is_fixed(info) && known.is_of_requests(info)) {
+            if known.taken.contains(&info.name.as_str()) || (open_axes(info).is_empty() && known.is_of_requests(info)) {
                 Some(None)
             } else if known.is_state(info) {
                 of_state(info)
@@ -190,28 +194,27 @@ impl BatchAxes {
             }
         };
         let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
-        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
-        let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
+        let of_requests = || signature.inputs.iter().zip(&inputs).filter(|(info, _)| known.is_of_requests(info));
+        let request_axes: Vec<usize> = of_requests().filter_map(|(_, &axis)| axis).collect();
         // Of the requests' other dimensions, such as the steps.
-        let others = |(info, &batch): (&'a TensorInfo, &Option<usize>)| {
-            let axes =
-                open_axes(info).into_iter().filter(move |&axis| known.is_of_requests(info) && Some(axis) != batch);
-            axes.map(|axis| info.symbol(axis)).filter(|symbol| !symbol.is_empty())
-        };
-        let other_symbols: Vec<&str> = signature.inputs.iter().zip(&inputs).flat_map(others).collect();
+        let other_symbols: Vec<&str> = of_requests()
+            .flat_map(|(info, &batch)| open_axes(info).into_iter().map(move |axis| (info, batch, axis)))
+            .filter(|&(_, batch, axis)| Some(axis) != batch)
+            .map(|(info, _, axis)| info.symbol(axis))
+            .filter(|symbol| !symbol.is_empty())
+            .collect();
         let of_output = |info: &TensorInfo| {
             // Every row has the same value.
-            if is_fixed(info) && known.is_constant(info) {
+            if open_axes(info).is_empty() && known.is_constant(info) {
                 return Some(None);
             }
             if info.dims.is_empty() {
                 // Of an output of unknown rank, the batch is the first dimension.
-                return (!known.scalar_outputs.contains(&info.name)).then_some(Some(0));
+                return (!known.nodes.scalar_outputs.contains(&info.name)).then_some(Some(0));
             }
             // The output of a state has its batch where the input has it, whatever the model says.
             let pair = known.pairs.iter().find(|pair| pair.output == info.name);
-            let state = pair.and_then(|pair| signature.input(&pair.input));
-            match state {
+            match pair.and_then(|pair| signature.input(&pair.input)) {
                 Some(state) => of_state(state),
                 None => {
                     named_axis(info, symbol).or_else(|| unnamed_axis(info, &request_axes, &other_symbols)).map(Some)
@@ -224,33 +227,16 @@ impl BatchAxes {
     }
 
     /// Whether the dims in the configuration leave the batch out.
-    pub fn fit_listed(&self, config: &PartialConfig, signature: &Signature) -> bool {
+    pub fn fit_listed(&self, Known { config, signature, .. }: &Known) -> bool {
         let leaves_out = |listed: &[TensorConfig], infos: &[TensorInfo], axes: &[Option<usize>]| {
             listed.iter().all(|tensor| {
-                let index = infos.iter().position(|info| info.name == tensor.name);
-                index
-                    .filter(|&index| axes[index] == Some(0))
-                    .is_none_or(|index| tensor.dims.len() < infos[index].dims.len() || infos[index].dims.is_empty())
+                let Some(at) = infos.iter().position(|info| info.name == tensor.name) else { return true };
+                axes[at] != Some(0) || infos[at].dims.is_empty() || tensor.dims.len() < infos[at].dims.len()
             })
         };
         leaves_out(&config.inputs, &signature.inputs, &self.inputs)
             && leaves_out(&config.outputs, &signature.outputs, &self.outputs)
     }
-}
-
-/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
-/// input of requests.
-pub fn batch_symbol<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<&'a str> {
-    let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
-    let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
-    match shared_symbols(states, signature, known).first() {
-        Some(symbol) => Some(symbol),
-        None => first.find_map(|info| Some(info.symbol(0)).filter(|symbol| !symbol.is_empty())),
-    }
-}
-
-pub fn shared_symbols<'a>(states: &States, signature: &'a Signature, known: &Known) -> Vec<&'a str> {
-    signature.batch_symbols(|info| known.is_state(info).then(|| states.batch_axes(&info.name, info.symbols.len())))
 }
 
 /// The batch axis of an input; `None` if it has none that can be told.
@@ -293,18 +279,4 @@ fn unnamed_axis(info: &TensorInfo, request_axes: &[usize], other_symbols: &[&str
         _ => return None,
     };
     Some(axis).filter(|&axis| !other_symbols.contains(&info.symbol(axis)))
-}
-
-/// Whether dims of the configuration say where requests or responses have the batch.
-fn lists_tensors(config: &PartialConfig) -> bool {
-    !config.inputs.is_empty() || !config.outputs.is_empty()
-}
-
-/// Whether an input is a state's, and the configuration does not give the dims of that state.
-pub fn is_undecided(states: &States, known: &Known, info: &TensorInfo) -> bool {
-    known.is_state(info) && states.written_dims(&info.name).is_none() && !states.is_declared(&info.name)
-}
-
-fn is_fixed(info: &TensorInfo) -> bool {
-    info.dims.iter().all(|&dim| dim >= 0)
 }

@@ -15,7 +15,7 @@ use super::names::{
 };
 use super::pairing::{state_pairs, without};
 use crate::config::{
-    Control, ControlKind, GENERATED_INPUTS, PartialConfig, StatePair, States, TensorConfig, parameter_line, similarity,
+    Control, ControlKind, GENERATED_INPUTS, PartialConfig, StatePair, TensorConfig, parameter_line, similarity,
 };
 use crate::onnx::{Signature, TensorInfo};
 
@@ -24,50 +24,40 @@ const OF_END: &[&str] = &["end", "ends", "last", "final", "finish", "stop", "eos
 /// Words of inputs that are 0 where a sequence begins or ends, and 1 elsewhere.
 const OF_OTHERS: &[&str] = &["not", "no", "non", "keep", "carry", "continue", "cont", "mask", "inverted", "inv"];
 
-/// The warnings for a model with these states.
 pub fn mistakes(config: &PartialConfig, signature: &Signature, pairs: &[StatePair]) -> Vec<String> {
     let names = signature.input_names();
     let is_input = |control: &&Control| names.contains(&control.name.as_str());
-    let doubtful = config.controls().iter().filter(is_input).filter_map(contradiction);
-    let unfed = unfed_inputs(config, signature, pairs);
-    let alike = |name: &str| unfed.iter().find(|input| similarity(input, name).is_some());
-    let misspelt = config.controls().iter().filter(|control| !is_input(control)).filter_map(|control| {
-        let (name, input) = (&control.name, alike(&control.name)?);
-        Some(format!("control_input '{name}' is ignored, because the model has no such input{}", if_meant(input)))
-    });
-    let absent = config.states.declared.iter().filter(|state| !names.contains(&state.pair.input.as_str()));
-    let absent = absent.map(|state| {
-        let name = &state.pair.input;
-        let meant = alike(name).map_or(String::new(), |input| if_meant(input));
-        format!("'sequence_batching.state' '{name}' is ignored, because the model has no such input{meant}")
-    });
-    doubtful.chain(misspelt).chain(absent).chain(two_initial_values(&config.states)).collect()
-}
-
-fn if_meant(input: &str) -> String {
-    format!("; if '{input}' is meant, correct the name")
-}
-
-/// Warns of the first state with an `initial_state` and an entry of `initial_states`.
-fn two_initial_values(states: &States) -> Option<String> {
-    let is_declared =
-        |name: &str| states.declared.iter().any(|state| state.pair.input == name && state.initial.is_some());
-    let (name, _) = states.initial.iter().find(|(name, _)| is_declared(name))?;
-    Some(format!(
-        "state '{name}' has an initial_state in 'sequence_batching.state', which counts, and a value in parameter \
-         'initial_states': remove the one that is wrong"
-    ))
-}
-
-/// The inputs that the configuration doesn't name.
-fn unfed_inputs<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[StatePair]) -> Vec<&'a str> {
+    let doubtful = config.controls.iter().filter(is_input).filter_map(contradiction);
     let taken = config.taken();
     let is_fed = |name: &str| {
         taken.contains(&name)
             || config.inputs.iter().any(|input| input.name == name)
             || pairs.iter().any(|pair| pair.input == name)
     };
-    signature.input_names().into_iter().filter(|name| !is_fed(name)).collect()
+    // If a name is misspelt, nothing feeds the input that is meant.
+    let alike = |name: &str| names.iter().find(|input| !is_fed(input) && similarity(input, name).is_some());
+    let misspelt = config.controls.iter().filter(|control| !is_input(control)).filter_map(|control| {
+        let (name, input) = (&control.name, alike(&control.name)?);
+        Some(format!("control_input '{name}' is ignored, because the model has no such input{}", if_meant(input)))
+    });
+    let states = &config.states;
+    let absent = states.declared.iter().filter(|state| !names.contains(&state.pair.input.as_str())).map(|state| {
+        let name = &state.pair.input;
+        let meant = alike(name).map_or(String::new(), |input| if_meant(input));
+        format!("'sequence_batching.state' '{name}' is ignored, because the model has no such input{meant}")
+    });
+    let has_initial = |name: &str| states.declared.iter().any(|of| of.pair.input == name && of.initial.is_some());
+    let twice = states.initial.iter().find(|(name, _)| has_initial(name)).map(|(name, _)| {
+        format!(
+            "state '{name}' has an initial_state in 'sequence_batching.state', which counts, and a value in parameter \
+             'initial_states': remove the one that is wrong"
+        )
+    });
+    doubtful.chain(misspelt).chain(absent).chain(twice).collect()
+}
+
+fn if_meant(input: &str) -> String {
+    format!("; if '{input}' is meant, correct the name")
 }
 
 /// Warns if a control's name contradicts its kind or its values.
@@ -90,6 +80,7 @@ fn contradiction(control: &Control) -> Option<String> {
              correct its kind if it is"
         ));
     }
+    // Some models take the inverse, such as a mask that keeps the state, and their names say so.
     if values.yes != 0.0 || values.no == 0.0 || has(OF_OTHERS) {
         return None;
     }
@@ -121,6 +112,7 @@ fn words(name: &str) -> Vec<String> {
 /// The warning about inputs and outputs that are not in `pairs`, the states of the model; `None` if there is nothing to
 /// warn of.
 pub fn may_be_state(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Option<String> {
+    // Some states may have names that say so, and others not: then the model loads without the others.
     let rest = without(signature, pairs);
     let mut found = state_pairs(&rest, &[], taken).unwrap_or_default();
     if !leaves_input(&rest, &found, taken) {
@@ -150,6 +142,7 @@ pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
         let input = signature.input(&pair.input)?;
         let of = |output: &TensorInfo| strength(&[], input, output);
         let written = signature.output(&pair.output)?;
+        // An output of other dims can't be meant, whatever its name.
         let others = signature.outputs.iter().filter(|output| can_follow(input, output));
         let best = others.max_by_key(|output| of(output)).filter(|output| of(output) > of(written))?;
         Some(StatePair { input: pair.input.clone(), output: best.name.clone() })
@@ -187,11 +180,11 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
     })
 }
 
-/// Pairs of `rest` with equal types and dims, in the order of the inputs. Of several tensors that are alike, the last
-/// ones are paired, because models have their states after what requests carry and responses give.
+/// Pairs of `rest` with equal types and dims, in the order of the inputs.
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
+    // From the last one on, because models have their states after what requests carry and responses give.
     for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
         if let Some(index) = outputs.iter().rposition(|output| is_alike(output, input)) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });
@@ -212,31 +205,19 @@ const ATTENTION_MASK: &str = "attention_mask";
 
 /// Says which of the inputs of `requests` these are, with the line to write; `None` if there are none.
 pub fn could_be_generated(signature: &Signature, requests: &[TensorConfig], pairs: &[StatePair]) -> Option<String> {
-    let model = Model { signature, requests, pairs };
-    let entries: Vec<String> = model.position_ids().into_iter().chain(model.attention_mask()).collect();
-    let line = parameter_line(GENERATED_INPUTS, &entries.join(" "));
-    (!entries.is_empty()).then(|| {
-        format!(
-            "the backend can make inputs of requests itself, so that clients need not send them: write {line} and take \
-             them out of 'input' if they are listed there"
-        )
-    })
-}
-
-struct Model<'a> {
-    signature: &'a Signature,
-    requests: &'a [TensorConfig],
-    pairs: &'a [StatePair],
-}
-
-impl<'a> Model<'a> {
-    fn position_ids(&self) -> Option<String> {
-        let symbol = self.requested(POSITION_IDS)?.symbols.last().filter(|symbol| !symbol.is_empty())?;
-        Some(format!("{POSITION_IDS}=positions({})", self.data_with(symbol)?.name))
-    }
-
-    fn attention_mask(&self) -> Option<String> {
-        let symbol = self.requested(ATTENTION_MASK)?.symbols.last()?;
+    let requested = || signature.inputs.iter().filter(|info| requests.iter().any(|tensor| tensor.name == info.name));
+    let last_symbol = |name: &str| requested().find(|info| info.name == name)?.symbols.last();
+    // The first input that has a dimension of this name.
+    let data_with = |symbol: &str| {
+        let is_data = |info: &&TensorInfo| ![POSITION_IDS, ATTENTION_MASK].contains(&info.name.as_str());
+        requested().filter(is_data).find(|info| has_symbol(info, symbol))
+    };
+    let position_ids = || {
+        let symbol = last_symbol(POSITION_IDS).filter(|symbol| !symbol.is_empty())?;
+        Some(format!("{POSITION_IDS}=positions({})", data_with(symbol)?.name))
+    };
+    let attention_mask = || {
+        let symbol = last_symbol(ATTENTION_MASK)?;
         // Optimum names the sum, and onnxruntime-genai's builder the total.
         let (past, new) = if let Some((past, new)) = symbol.split_once(" + ") {
             (past.to_owned(), new)
@@ -244,26 +225,18 @@ impl<'a> Model<'a> {
             let new = symbol.strip_prefix("total_")?;
             (format!("past_{new}"), new)
         };
-        let is_state = |info: &&TensorInfo| self.pairs.iter().any(|pair| pair.input == info.name);
-        let state = self.signature.inputs.iter().filter(is_state).find(|info| has_symbol(info, &past))?;
-        Some(format!("{ATTENTION_MASK}=mask({}, {})", state.name, self.data_with(new)?.name))
-    }
-
-    /// The input of this name, if requests carry it.
-    fn requested(&self, name: &str) -> Option<&'a TensorInfo> {
-        self.requested_inputs().find(|info| info.name == name)
-    }
-
-    /// The first input of requests, besides the two, that has a dimension of this name.
-    fn data_with(&self, symbol: &str) -> Option<&'a TensorInfo> {
-        let is_data = |info: &&TensorInfo| ![POSITION_IDS, ATTENTION_MASK].contains(&info.name.as_str());
-        self.requested_inputs().filter(is_data).find(|info| has_symbol(info, symbol))
-    }
-
-    fn requested_inputs(&self) -> impl Iterator<Item = &'a TensorInfo> {
-        let is_requested = |info: &&TensorInfo| self.requests.iter().any(|tensor| tensor.name == info.name);
-        self.signature.inputs.iter().filter(is_requested)
-    }
+        let is_state = |info: &&TensorInfo| pairs.iter().any(|pair| pair.input == info.name);
+        let state = signature.inputs.iter().filter(is_state).find(|info| has_symbol(info, &past))?;
+        Some(format!("{ATTENTION_MASK}=mask({}, {})", state.name, data_with(new)?.name))
+    };
+    let entries: Vec<String> = position_ids().into_iter().chain(attention_mask()).collect();
+    let line = parameter_line(GENERATED_INPUTS, &entries.join(" "));
+    (!entries.is_empty()).then(|| {
+        format!(
+            "the backend can make inputs of requests itself, so that clients need not send them: write {line} and take \
+             them out of 'input' if they are listed there"
+        )
+    })
 }
 
 fn has_symbol(info: &TensorInfo, symbol: &str) -> bool {

@@ -1,47 +1,39 @@
 //! Why a configuration cannot be completed, with what to write instead.
 
-use super::names::{Taken, by_shape, described, state_pairs_line};
+use super::names::{Taken, by_shape, described, joined, state_pairs_line};
 use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
 use crate::onnx::{Recurrence, Signature};
 
-/// Why a configuration cannot be completed.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum CompletionError {
     #[error(
-        "the names of the model's inputs and outputs can be paired in more than one way: {}; write those that are \
-         states in parameter 'state_pairs'",
-        readings.join(", ")
+        "the names of the model's inputs and outputs can be paired in more than one way: {readings}; write those that are \
+         states in parameter 'state_pairs'"
     )]
-    Ambiguous { readings: Vec<String> },
+    Ambiguous { readings: String },
     /// `proposed` are pairs by their types and dims, where exactly one assignment fits. `recurrence` is the first
     /// node that goes over a sequence within one run.
     #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
-    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<Box<Recurrence>> },
+    NoPairs { inputs: String, outputs: String, proposed: Vec<StatePair>, recurrence: Option<Box<Recurrence>> },
     #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
     Shapes { why: String },
     #[error(
-        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model match it (inputs {}; \
-         outputs {})",
-        inputs.join(", "),
-        outputs.join(", ")
+        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model match it (inputs {inputs}; \
+         outputs {outputs})"
     )]
-    Pattern { pattern: String, inputs: Vec<String>, outputs: Vec<String> },
+    Pattern { pattern: String, inputs: String, outputs: String },
     #[error(
-        "by their names all inputs of the model would be states ({}), and nothing would be left for requests; write \
-         those that are states in parameter 'state_pairs'",
-        pairs.join(", ")
+        "by their names all inputs of the model would be states ({pairs}), and nothing would be left for requests; write \
+         those that are states in parameter 'state_pairs'"
     )]
-    NothingLeft { pairs: Vec<String> },
+    NothingLeft { pairs: String },
     /// The names say only which tensor is an input and which an output. `line` is the line of config.pbtxt that makes
     /// these pairs states, with the other ones.
     #[error(
-        "{} may be states, or inputs of requests and outputs of responses: their names do not say, and the model has \
-         few others; write those that are states, as in {line}, or list the inputs of requests under 'input'",
-        pairs.join(", ")
+        "{pairs} may be states, or inputs of requests and outputs of responses: their names do not say, and the model has \
+         few others; write those that are states, as in {line}, or list the inputs of requests under 'input'"
     )]
-    Unsure { pairs: Vec<String>, line: String },
-    /// The context may be kept along several axes, or along none.
+    Unsure { pairs: String, line: String },
     #[error("parameter 'input_context' has '{context}', but {why}")]
     ContextAxis { context: String, why: String },
     #[error(
@@ -52,17 +44,15 @@ pub enum CompletionError {
     /// `names` are those that the batch dimension may have. `line` is the line of config.pbtxt that says which it is.
     #[error(
         "max_batch_size is {max_batch_size}, but the names of the model's dimensions do not say which is the batch: \
-         requests and states share {}; write each dimension of the states as 'batch', as -1 if it varies, or as its \
-         length: {line}",
-        names.join(", ")
+         requests and states share {names}; write each dimension of the states as 'batch', as -1 if it varies, or as its \
+         length: {line}"
     )]
-    UnclearBatch { max_batch_size: usize, names: Vec<String>, line: String },
+    UnclearBatch { max_batch_size: usize, names: String, line: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
 impl CompletionError {
-    /// The error with the node that may need states.
     pub(super) fn with_recurrence(mut self, node: Option<Recurrence>) -> Self {
         if let Self::NoPairs { recurrence, .. } = &mut self {
             *recurrence = node.map(Box::new);
@@ -92,27 +82,17 @@ pub(super) fn ends_of_layers(ends: &[(String, String)]) -> String {
 }
 
 /// Says what to write for a model whose names tell no state.
-fn no_pairs_text(
-    inputs: &[String],
-    outputs: &[String],
-    proposed: &[StatePair],
-    recurrence: Option<&Recurrence>,
-) -> String {
+fn no_pairs_text(inputs: &str, outputs: &str, proposed: &[StatePair], recurrence: Option<&Recurrence>) -> String {
     let mut text = format!(
-        "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); ",
-        inputs.join(", "),
-        outputs.join(", ")
+        "no input and output of the model are named like the two ends of a state (inputs {inputs}; outputs {outputs}); "
     );
+    // A layer that carries a state from an input to an output says more than equal dims do.
     let of_layers = recurrence.map(|of| ends_of_layers(&of.ends)).unwrap_or_default();
     if !of_layers.is_empty() {
         text += &format!("{of_layers}; else ");
     } else if !proposed.is_empty() {
-        let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
-        text += &format!(
-            "by their types and dims, {} may be states: if they are, write {}; else ",
-            listed.join(" "),
-            parameter_line("state_pairs", BY_SHAPE)
-        );
+        let (listed, line) = (joined(proposed, " "), parameter_line("state_pairs", BY_SHAPE));
+        text += &format!("by their types and dims, {listed} may be states: if they are, write {line}; else ");
     }
     if let Some(Recurrence { node, .. }) = recurrence.filter(|_| of_layers.is_empty()) {
         // With states that were not found, it may go on from them.

@@ -37,7 +37,6 @@ struct KnownFamily {
     search: String,
     #[serde(default)]
     logits: Option<KnownLogits>,
-    /// What the comparison needs.
     #[serde(default)]
     compare_with: String,
     #[serde(default)]
@@ -64,14 +63,12 @@ struct KnownLogits {
 /// Graphs of a folder that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// What it is called.
     pub family: String,
     /// The commands, one after the other. The last one joins.
     pub commands: Vec<String>,
     /// The lines of config.pbtxt that join the graphs at load, and those that the graphs need. Without lines, the graphs have to
     /// be changed first.
     pub lines: Vec<String>,
-    /// What else is needed.
     pub note: String,
 }
 
@@ -90,55 +87,57 @@ impl KnownFamily {
         let found: Vec<(&str, &(String, Signature))> =
             self.graphs.iter().map(|graph| Some((graph.name.as_str(), graph.file(graphs)?))).collect::<Option<_>>()?;
         let tokens = others.iter().find(|file| TOKEN_FILES.contains(&file.as_str()));
-        let search = self.written_search(&found);
         // What is made before lies where the command runs.
         let at = |file: &str| format!("{}/{file}", folder.trim_end_matches('/'));
-        let tokens_at = |path: Option<String>| path.map_or(String::new(), |path| format!(" tokens={path}"));
-        let (mut commands, mut lines) = (Vec::new(), Vec::new());
+        let mut commands: Vec<String> = Vec::new();
         for before in &self.before {
             let files = |text: String, (name, (file, _)): &(&str, &(String, Signature))| {
                 text.replace(&format!("{{{name}}}"), &at(file))
             };
             commands.push(format!("stateful-convert {}", found.iter().fold(before.clone(), files)));
         }
-        let of_graphs = needs_of(&found);
-        let states = self.states(&found);
-        if !self.join.is_empty() {
-            let words = |path: &dyn Fn(&str) -> String| -> String {
-                let word = |word: &String| {
-                    let named = found.iter().find(|(name, _)| *word == format!("{{{name}}}"));
-                    named.map_or_else(|| word.clone(), |(name, (file, _))| named_file(name, file, path))
-                };
-                self.join.iter().map(word).collect::<Vec<_>>().join(" ")
+        let (family, note) = (self.family.clone(), self.note.clone());
+        if self.join.is_empty() {
+            return Some(Family { family, commands, lines: Vec::new(), note });
+        }
+        let words = |path: &dyn Fn(&str) -> String| -> String {
+            let word = |word: &String| match found.iter().find(|(name, _)| *word == format!("{{{name}}}")) {
+                None => word.clone(),
+                // The list of graphs takes a file's name for its graph's, unless another one is written.
+                Some((name, (file, _))) if file.strip_suffix(".onnx") == Some(*name) => path(file),
+                Some((name, (file, _))) => format!("{name}={}", path(file)),
             };
-            let mut command = format!("stateful-convert join {} -o models/NAME/1/model.onnx", words(&at));
-            let dims = of_graphs.get("state_dims");
-            let search_at = format!("{search}{}", tokens_at(tokens.map(|file| at(file))));
-            let compare_with: Option<&str> = Some(self.compare_with.as_str()).filter(|text| !text.is_empty());
-            for (option, value) in [
-                ("--wires", Some(self.wires.as_str()).filter(|text| !text.is_empty())),
-                ("--states", states.as_deref()),
-                ("--dims", dims.map(String::as_str)),
-                ("--search", Some(search_at.as_str()).filter(|_| !search.is_empty())),
-                ("--compare-with", compare_with),
-            ] {
-                command += &value.map_or(String::new(), |value| format!(" {option} '{value}'"));
-            }
-            commands.push(command);
-            if self.before.is_empty() {
-                lines.push(parameter_line("join", &words(&str::to_owned)));
-                lines.extend(
-                    Some(&self.wires).filter(|text| !text.is_empty()).map(|text| parameter_line("wires", text)),
-                );
-                lines.extend(states.map(|text| parameter_line("state_pairs", &text)));
-                if !search.is_empty() {
-                    let search = format!("{search}{}", tokens_at(tokens.cloned()));
-                    lines.push(parameter_line("search", &search));
-                }
-                lines.extend(of_graphs.iter().map(|(parameter, value)| parameter_line(parameter, value)));
+            self.join.iter().map(word).collect::<Vec<_>>().join(" ")
+        };
+        let search = self.written_search(&found);
+        let search_with = |tokens: Option<String>| match tokens {
+            Some(path) if !search.is_empty() => format!("{search} tokens={path}"),
+            _ => search.clone(),
+        };
+        let states = self.states(&found).unwrap_or_default();
+        let needs = needs_of(&found);
+        let mut command = format!("stateful-convert join {} -o models/NAME/1/model.onnx", words(&at));
+        for (option, value) in [
+            ("--wires", self.wires.as_str()),
+            ("--states", &states),
+            ("--dims", needs.get("state_dims").map_or("", String::as_str)),
+            ("--search", &search_with(tokens.map(|file| at(file)))),
+            ("--compare-with", &self.compare_with),
+        ] {
+            if !value.is_empty() {
+                command += &format!(" {option} '{value}'");
             }
         }
-        Some(Family { family: self.family.clone(), commands, lines, note: self.note.clone() })
+        commands.push(command);
+        let mut lines = Vec::new();
+        if self.before.is_empty() {
+            let (join, search) = (words(&str::to_owned), search_with(tokens.cloned()));
+            let of_family = [("join", &join), ("wires", &self.wires), ("state_pairs", &states), ("search", &search)];
+            let needs = needs.iter().map(|(name, value)| (name.as_str(), value));
+            let written = of_family.into_iter().chain(needs).filter(|(_, value)| !value.is_empty());
+            lines.extend(written.map(|(name, value)| parameter_line(name, value)));
+        }
+        Some(Family { family, commands, lines, note })
     }
 
     /// The search, with the number of the last token if that is the blank.
@@ -158,26 +157,21 @@ impl KnownFamily {
         let (_, (_, signature)) = found.iter().find(|(found, _)| found == name)?;
         let inputs = signature.inputs.iter().filter(|info| !graph.inputs.contains_key(&info.name));
         let outputs = signature.outputs.iter().filter(|info| !graph.outputs.contains(&info.name));
-        let pair = |(input, output): (&crate::onnx::TensorInfo, &crate::onnx::TensorInfo)| {
-            format!("<<<{name}.{}, {name}.{}>>>", input.name, output.name)
-        };
-        Some(inputs.zip(outputs).map(pair).collect::<Vec<_>>().join(" "))
+        let pairs = inputs.zip(outputs);
+        let pairs = pairs.map(|(input, output)| format!("<<<{name}.{}, {name}.{}>>>", input.name, output.name));
+        Some(pairs.collect::<Vec<_>>().join(" "))
     }
 }
 
 impl KnownGraph {
-    /// The first file that has this signature. int8 graphs don't share runs, so others come first.
+    /// The first file that has this signature.
     fn file<'a>(&self, graphs: &'a [(String, Signature)]) -> Option<&'a (String, Signature)> {
         let is = |(_, signature): &&(String, Signature)| has_tensors(signature, &self.inputs, &self.outputs);
         let mut fitting: Vec<_> = graphs.iter().filter(is).collect();
+        // int8 graphs don't share runs, so others come first.
         fitting.sort_by_key(|(file, _)| (file.contains("int8"), file.as_str()));
         fitting.first().copied()
     }
-}
-
-/// A file of the list, with its name if the file has another one.
-fn named_file(name: &str, file: &str, path: &dyn Fn(&str) -> String) -> String {
-    if file.strip_suffix(".onnx") == Some(name) { path(file) } else { format!("{name}={}", path(file)) }
 }
 
 /// The parameters that the graphs need, with the names of the joined model.

@@ -3,122 +3,93 @@
 use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
 
-use super::batch::{
-    BatchAxes, Known, batch_axis, batch_symbol, is_unclear_batch, is_undecided, open_axes, shared_symbols,
-};
+use super::batch::{BatchAxes, Known, batch_axis, open_axes};
 use super::error::CompletionError;
-use crate::config::{
-    Additions, Context, OldestSequences, PartialConfig, StateDims, States, TensorConfig, context_line, state_dims_line,
-};
-use crate::onnx::{Signature, TensorInfo};
+use crate::config::{Additions, Context, PartialConfig, StateDims, TensorConfig, context_line, state_dims_line};
+use crate::onnx::TensorInfo;
 
-/// Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs more.
-const SEQUENCES: OldestSequences = OldestSequences { idle_us_max: 60_000_000, candidates_max: 1024 };
-
-/// What a configuration lacks.
-pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -> Result<Additions, CompletionError> {
+pub fn additions(known: &Known) -> Result<Additions, CompletionError> {
+    let config = known.config;
     let mut additions = Additions::default();
-    let axes = BatchAxes::find(&config.states, signature, known);
-    let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(config, signature));
-    if config.max_batch_size == 0 && has_batch && !is_unclear_batch(config, signature, known) {
-        add_batch(config, signature, known, &mut additions);
+    let axes = BatchAxes::find(known);
+    let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(known));
+    if config.max_batch_size == 0 && has_batch && !known.is_unclear_batch() {
+        add_batch(known, &mut additions);
     }
     let max_batch_size = additions.max_batch_size.unwrap_or(config.max_batch_size);
     let axes = axes.filter(|_| max_batch_size > 0);
     if config.inputs.is_empty() {
         if max_batch_size > 0 {
-            check_shared(config, signature, known, max_batch_size)?;
+            check_shared(known, max_batch_size)?;
         }
-        additions.inputs = inputs(config, signature, known, axes.as_ref())?;
+        additions.inputs = inputs(known, axes.as_ref())?;
     }
     if config.outputs.is_empty() {
         if max_batch_size > 0 && axes.is_none() {
-            check_batch(&config.states, signature, known, max_batch_size)?;
+            check_batch(known, max_batch_size)?;
         }
-        additions.outputs = outputs(config, signature, known, axes.as_ref());
+        additions.outputs = outputs(known, axes.as_ref());
     }
     // Core takes scheduling from a backend only if the configuration has none.
-    additions.sequences = (!config.has_scheduling()).then_some(SEQUENCES);
+    additions.oldest = !config.has_scheduling;
     Ok(additions)
 }
 
 /// Refuses a batch that may be any of several dimensions.
-fn check_shared(
-    config: &PartialConfig,
-    signature: &Signature,
-    known: &Known,
-    max_batch_size: usize,
-) -> Result<(), CompletionError> {
-    let shared = shared_symbols(&config.states, signature, known);
+fn check_shared(known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
+    let shared = known.shared_symbols();
     if shared.len() < 2 {
         return Ok(());
     }
-    let undecided = signature.inputs.iter().filter(|info| is_undecided(&config.states, known, info));
+    let undecided = known.signature.inputs.iter().filter(|info| known.is_undecided(info));
     let dims = |info: &TensorInfo| {
         let batch_axis = info.symbols.iter().position(|name| *name == shared[0]);
         StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis }
     };
     let line = state_dims_line(undecided.map(dims));
-    let names = shared.iter().map(|name| format!("'{name}'")).collect();
+    let names = shared.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
     Err(CompletionError::UnclearBatch { max_batch_size, names, line })
 }
 
 /// Adds `max_batch_size`. A run gets one row where the rows of a run change each other's results, and where a state has
 /// no batch dimension, or may have none.
-fn add_batch(config: &PartialConfig, signature: &Signature, known: &Known, additions: &mut Additions) {
-    let usual = known.usual_batch();
-    let has_one_row =
-        known.mixes_rows || config.states.without_batch().is_some() || has_nameless_state(config, signature, known);
-    if !has_one_row || config.has_rows_per_run() {
-        additions.max_batch_size = Some(usual);
-    } else if config.is_direct() {
-        // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
-        additions.max_batch_size = Some(usual);
-        additions.max_rows_per_run = Some(1);
-    } else {
-        additions.max_batch_size = Some(1);
-    }
+fn add_batch(known: &Known, additions: &mut Additions) {
+    let config = known.config;
+    let has_one_row = known.mixes_rows || config.states.without_batch().is_some() || has_nameless_state(known);
+    let runs_alone = has_one_row && !config.has_rows_per_run();
+    // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
+    additions.max_batch_size = Some(if runs_alone && !config.is_direct() { 1 } else { known.usual_batch() });
+    additions.max_rows_per_run = (runs_alone && config.is_direct()).then_some(1);
 }
 
 /// Whether requests name the batch, and the open dimension of a state has no name.
-fn has_nameless_state(config: &PartialConfig, signature: &Signature, known: &Known) -> bool {
-    let symbol = batch_symbol(&config.states, signature, known);
+fn has_nameless_state(known: &Known) -> bool {
+    let symbol = known.batch_symbol();
     let is_nameless = |info: &TensorInfo| {
-        is_undecided(&config.states, known, info)
-            && batch_axis(info, symbol, true).is_some_and(|axis| info.symbol(axis).is_empty())
+        known.is_undecided(info) && batch_axis(info, symbol, true).is_some_and(|axis| info.symbol(axis).is_empty())
     };
-    symbol.is_some() && signature.inputs.iter().any(is_nameless)
+    symbol.is_some() && known.signature.inputs.iter().any(is_nameless)
 }
 
 /// The list `input`: what is left for requests. `axes` are those of a model with a batch.
-fn inputs(
-    config: &PartialConfig,
-    signature: &Signature,
-    known: &Known,
-    axes: Option<&BatchAxes>,
-) -> Result<Vec<TensorConfig>, CompletionError> {
-    let infos = signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
+fn inputs(known: &Known, axes: Option<&BatchAxes>) -> Result<Vec<TensorConfig>, CompletionError> {
+    let infos = known.signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
         let axis = axes.map(|axes| axes.inputs[index]);
-        Ok(tensor(info, dims_of_requests(config, info, axis.flatten())?, axis))
+        Ok(tensor(info, dims_of_requests(known.config, info, axis.flatten())?, axis))
     };
     infos.map(tensor).collect()
 }
 
 /// The list `output`: all but the states.
-fn outputs(
-    config: &PartialConfig,
-    signature: &Signature,
-    known: &Known,
-    axes: Option<&BatchAxes>,
-) -> Vec<TensorConfig> {
-    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| known.is_of_responses(info, signature));
+fn outputs(known: &Known, axes: Option<&BatchAxes>) -> Vec<TensorConfig> {
+    let infos = known.signature.outputs.iter().enumerate().filter(|(_, info)| known.is_of_responses(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
         let axis = axes.map(|axes| axes.outputs[index]);
         let mut tensor = tensor(info, info.dims.clone(), axis);
         let is_open = |axis: usize| tensor.dims[axis] < 0;
         let inside = axis.flatten().filter(|&axis| axis > 0);
-        if config.gathers_steps() && !(0..tensor.dims.len()).any(|at| Some(at) != inside && is_open(at)) {
+        if known.config.gathers_steps() && !(0..tensor.dims.len()).any(|at| Some(at) != inside && is_open(at)) {
             // The steps of a request have a dimension of their own.
             tensor.dims.insert(0, -1);
         }
@@ -128,13 +99,8 @@ fn outputs(
 }
 
 /// Refuses a `max_batch_size` where an output of the model has no batch dimension.
-fn check_batch(
-    states: &States,
-    signature: &Signature,
-    known: &Known,
-    max_batch_size: usize,
-) -> Result<(), CompletionError> {
-    let symbol = batch_symbol(states, signature, known);
+fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
+    let symbol = known.batch_symbol();
     // A dimension with a name of its own is no batch.
     let can_be_batch = |info: &TensorInfo, axis: usize| {
         info.symbol(axis).is_empty() || Some(info.symbol(axis)) == symbol || is_batch_name(info.symbol(axis))
@@ -143,14 +109,10 @@ fn check_batch(
         let is_first_fixed = info.dims.first().is_some_and(|&dim| dim >= 0) && !known.is_constant(info);
         is_first_fixed && !open_axes(info).into_iter().any(|axis| can_be_batch(info, axis))
     };
-    let mut answers = signature.outputs.iter().filter(|info| known.is_of_responses(info, signature));
-    match answers.find(has_none) {
-        None => Ok(()),
-        Some(TensorInfo { name, data_type, dims, .. }) => {
-            let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
-            Err(CompletionError::NoBatch { max_batch_size, output, described })
-        }
-    }
+    let mut answers = known.signature.outputs.iter().filter(|info| known.is_of_responses(info));
+    let Some(TensorInfo { name, data_type, dims, .. }) = answers.find(has_none) else { return Ok(()) };
+    let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
+    Err(CompletionError::NoBatch { max_batch_size, output, described })
 }
 
 /// The model's dims of an input, without what a context takes of them.
@@ -209,14 +171,12 @@ fn context_axis(
 /// An entry of `input` or `output`. `axis` is the batch axis in a model that has one. Without a batch, Triton has no
 /// scalars: requests and responses carry one element.
 fn tensor(info: &TensorInfo, mut dims: Vec<i64>, axis: Option<Option<usize>>) -> TensorConfig {
-    if axis.is_none() && dims.is_empty() {
-        dims.push(1);
-    } else if axis == Some(Some(0)) {
-        if dims.is_empty() {
-            dims.push(-1);
-        } else {
-            dims.remove(0);
-        }
+    match axis {
+        None if dims.is_empty() => dims.push(1),
+        // The rank is not known, so anything may follow the batch.
+        Some(Some(0)) if dims.is_empty() => dims.push(-1),
+        Some(Some(0)) => drop(dims.remove(0)),
+        _ => {}
     }
     TensorConfig { name: info.name.clone(), data_type: info.data_type, dims, optional: false }
 }

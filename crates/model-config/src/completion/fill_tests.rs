@@ -1,9 +1,11 @@
+use std::sync::LazyLock;
+
 use rows::tensor::DataType;
 use serde_json::{Value, json};
 
-use super::super::batch::batch_warning;
 use super::*;
 use crate::config::StatePair;
+use crate::onnx::{Nodes, Signature};
 
 fn info((name, dims): (&str, &[&str])) -> TensorInfo {
     let dim = |text: &&str| text.parse().unwrap_or(-1);
@@ -30,18 +32,21 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<StatePair> {
     pairs.iter().map(pair).collect()
 }
 
-/// What is known of a model that has these states and nothing special.
+static NOTHING: LazyLock<(PartialConfig, Signature, Nodes)> =
+    LazyLock::new(|| (PartialConfig::from_json(b"{}").unwrap(), signature(&[], &[]), Nodes::default()));
+
+/// What is known of a model that has these states and nothing special, without its configuration and its signature.
 fn known(pairs: &[StatePair]) -> Known<'_> {
-    let (taken, constant_outputs, scalar_outputs) = (&[][..], &[][..], &[][..]);
-    Known { pairs, taken, constant_outputs, scalar_outputs, default_max_batch_size: 4, mixes_rows: false }
+    let (config, signature, nodes) = &*NOTHING;
+    Known { config, signature, pairs, taken: &[], nodes, default_max_batch_size: 4, mixes_rows: false }
 }
 
 /// The document for Triton; the same as before if nothing is added.
 fn filled(config: &Value, signature: &Signature, known: Known) -> Result<Value, CompletionError> {
     let mut config = PartialConfig::from_json(config.to_string().as_bytes())?;
-    let additions = additions(&config, signature, &known)?;
+    let additions = additions(&Known { config: &config, signature, ..known })?;
     config.add(&additions);
-    Ok(config.document().clone())
+    Ok(config.document.clone())
 }
 
 fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
@@ -152,10 +157,10 @@ fn the_batch_is_what_the_states_share_with_what_requests_carry() {
 fn batch(config: Value, inputs: Specs) -> (Option<i64>, Option<String>) {
     let model = signature(inputs, &[("y", inputs[0].1), ("s2", inputs[1].1)]);
     let pairs = pairs(&S);
-    let known = known(&pairs);
     let partial = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
-    let size = additions(&partial, &model, &known).unwrap().max_batch_size;
-    (size.map(|size| size as i64), batch_warning(&partial, &model, &known, size))
+    let known = Known { config: &partial, signature: &model, ..known(&pairs) };
+    let size = additions(&known).unwrap().max_batch_size;
+    (size.map(|size| size as i64), known.batch_warning(size))
 }
 
 #[test]
@@ -231,13 +236,14 @@ fn what_the_position_tells_is_warned_of_unless_little_else_is_possible() {
 #[test]
 fn a_scalar_that_is_no_constant_makes_no_batch() {
     let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("y", &[]), ("s2", &["N", "4"])]);
-    let (pairs, scalars) = (pairs(&S), ["y".to_owned()]);
+    let pairs = pairs(&S);
     let with = |scalar_outputs| {
-        let known = Known { scalar_outputs, ..known(&pairs) };
+        let nodes = Nodes { scalar_outputs, ..Nodes::default() };
+        let known = Known { nodes: &nodes, ..known(&pairs) };
         filled(&json!({}), &model, known).unwrap().get("max_batch_size").cloned()
     };
-    assert_eq!(with(&scalars), None);
-    assert_eq!(with(&[]), Some(json!(64)), "its rank is not known");
+    assert_eq!(with(vec!["y".to_owned()]), None);
+    assert_eq!(with(Vec::new()), Some(json!(64)), "its rank is not known");
 }
 
 #[test]
@@ -399,8 +405,7 @@ fn names_that_an_exporter_makes_of_the_tensors_do_not_hide_the_batch() {
     let pairs = pairs(&h);
     let warning = |config: Value| {
         let config = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
-        let known = known(&pairs);
-        batch_warning(&config, &model, &known, Some(64))
+        Known { config: &config, signature: &model, ..known(&pairs) }.batch_warning(Some(64))
     };
     let text = warning(json!({})).unwrap();
     assert!(text.contains("dimension 1 of 'h'") && text.contains("'h=[1, -1, 640]'"), "{text}");
@@ -416,13 +421,13 @@ fn an_output_that_is_the_same_in_every_run_does_not_hide_the_batch() {
         &[("x", &["batch", "4"]), ("s", &["batch", "4"])],
         &[("version", &["1"]), ("y", &["batch", "3"]), ("s2", &["batch", "4"])],
     );
-    let (pairs, constants) = (pairs(&S), ["version".to_owned()]);
+    let pairs = pairs(&S);
     let with = |constant_outputs| {
-        let known = Known { constant_outputs, ..known(&pairs) };
-        filled(&json!({}), &model, known).unwrap()
+        let nodes = Nodes { constant_outputs, ..Nodes::default() };
+        filled(&json!({}), &model, Known { nodes: &nodes, ..known(&pairs) }).unwrap()
     };
-    let config = with(&constants);
+    let config = with(vec!["version".to_owned()]);
     assert_eq!(config["max_batch_size"], 64);
     assert_eq!(dims(&config, "output"), [("version".to_owned(), json!([1])), ("y".to_owned(), json!([3]))]);
-    assert_eq!(with(&[]).get("max_batch_size"), None, "its dims may be those of one row");
+    assert_eq!(with(Vec::new()).get("max_batch_size"), None, "its dims may be those of one row");
 }

@@ -19,7 +19,6 @@ struct KnownModel {
     model: String,
     /// The ranks of inputs that it has, among others.
     inputs: BTreeMap<String, usize>,
-    /// Inputs that it doesn't have.
     #[serde(default)]
     without: Vec<String>,
     /// Outputs that it has, among others.
@@ -27,7 +26,6 @@ struct KnownModel {
     needs: Vec<Need>,
 }
 
-/// A parameter that the model's users need.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Need {
@@ -54,12 +52,9 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Looks the model up in the table of known models, by its signature.
     pub fn new(config: &PartialConfig, signature: &Signature) -> Self {
-        // A unit test reads the table.
-        let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
         let mut advice = Self::default();
-        for known in known.iter().filter(|known| known.is(signature)) {
+        for known in known(signature) {
             let fits = |need: &&Need| need.is_lacking(config, signature) && known.window_fits(need, config, signature);
             for need in known.needs.iter().filter(fits) {
                 let lines = if need.is_wrong_without { &mut advice.warnings } else { &mut advice.notes };
@@ -72,11 +67,18 @@ impl Advice {
 
 /// The parameters that a model of this signature needs, with their values.
 pub fn needed(signature: &Signature) -> Vec<(String, String)> {
-    let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
-    let needs = known.iter().filter(|known| known.is(signature)).flat_map(|known| &known.needs);
+    let needs = known(signature).into_iter().flat_map(|known| known.needs);
     let fitting = needs.filter(|need| signature.input(&need.input).is_some() && need.fits(signature));
     let written = |need: &Need| need.state_dims(signature).map_or_else(|| need.write.clone(), state_dims_text);
-    fitting.map(|need| (need.parameter.clone(), written(need))).collect()
+    fitting.map(|need| (need.parameter.clone(), written(&need))).collect()
+}
+
+/// The models of the table that may have this signature.
+fn known(signature: &Signature) -> Vec<KnownModel> {
+    // A unit test reads the table.
+    let mut known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
+    known.retain(|known| known.is(signature));
+    known
 }
 
 impl KnownModel {

@@ -4,6 +4,8 @@
 //! Rules: written fields are never changed. If the signature can be understood in two ways, that is an error that lists
 //! both. `docs/models.md` says what is filled in when. Not for: whether the result fits the model ([`crate::binding`]).
 
+#![allow(missing_docs, reason = "a name that says it all needs no sentence")]
+
 mod batch;
 mod doubts;
 mod error;

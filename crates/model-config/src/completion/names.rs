@@ -19,7 +19,6 @@ pub const OF_USER: u8 = 3;
 pub struct Taken<'a> {
     /// Listed for requests by the configuration.
     pub by_requests: &'a [&'a str],
-    /// Fed by something else.
     pub otherwise: &'a [&'a str],
 }
 
@@ -44,20 +43,25 @@ pub fn is_number(info: &TensorInfo) -> bool {
 
 /// The line of config.pbtxt that makes these the states.
 pub fn state_pairs_line(pairs: &[StatePair]) -> String {
-    parameter_line("state_pairs", &pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" "))
+    parameter_line("state_pairs", &joined(pairs, " "))
 }
 
-pub fn described(infos: &[TensorInfo]) -> Vec<String> {
-    infos.iter().map(|info| format!("{} {} {}", info.name, info.data_type, Dims(&info.dims))).collect()
+pub fn joined(pairs: &[StatePair], separator: &str) -> String {
+    pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(separator)
 }
 
-/// Whether two tensors have the same type and the same dims.
+pub fn described(infos: &[TensorInfo]) -> String {
+    let infos = infos.iter().map(|info| format!("{} {} {}", info.name, info.data_type, Dims(&info.dims)));
+    infos.collect::<Vec<_>>().join(", ")
+}
+
 pub fn is_alike(a: &TensorInfo, b: &TensorInfo) -> bool {
     a.data_type == b.data_type && a.dims == b.dims
 }
 
 /// Whether an output can be the input of the next request.
 pub fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
+    // ONNX Runtime shows an output of unknown rank as a scalar.
     let is_unknown = output.dims.is_empty() && output.data_type != DataType::Bytes;
     input.data_type == output.data_type && (is_unknown || all_agree(&input.dims, &output.dims))
 }
@@ -107,8 +111,7 @@ pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, S
     if pairs.is_empty() || leaves_input(signature, &pairs, taken) {
         return Ok(pairs);
     }
-    let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
-    Err(format!("all inputs would be states ({}), and nothing would be left for requests", listed.join(", ")))
+    Err(format!("all inputs would be states ({}), and nothing would be left for requests", joined(&pairs, ", ")))
 }
 
 fn alike<'a>(infos: &[&'a TensorInfo], to: &TensorInfo) -> Vec<&'a TensorInfo> {

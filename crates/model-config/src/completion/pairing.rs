@@ -5,7 +5,8 @@
 
 use super::error::CompletionError;
 use super::names::{
-    OF_USER, Taken, by_shape, can_follow, described, leaves_input, says_state, side_stem, state_pairs_line, strength,
+    OF_USER, Taken, by_shape, can_follow, described, joined, leaves_input, says_state, side_stem, state_pairs_line,
+    strength,
 };
 use crate::config::{PairPattern, StatePair};
 use crate::onnx::{Signature, TensorInfo};
@@ -26,45 +27,44 @@ pub fn state_pairs(
             readings.extend(strength(patterns, input, output).map(|strength| Reading { input, output, strength }));
         }
     }
-    let best = |of: &dyn Fn(&Reading) -> bool| readings.iter().filter(|r| of(r)).map(|r| r.strength).max();
+    // A weaker reading may be a coincidence of names: it counts only where neither of its ends has a stronger one.
     let is_best = |reading: &&Reading| {
-        let of_input = best(&|other| other.input.name == reading.input.name);
-        let of_output = best(&|other| other.output.name == reading.output.name);
-        Some(reading.strength) >= of_input.max(of_output)
+        let is_rival =
+            |other: &&Reading| other.input.name == reading.input.name || other.output.name == reading.output.name;
+        readings.iter().filter(is_rival).all(|other| other.strength <= reading.strength)
     };
     let likely: Vec<&Reading> = readings.iter().filter(is_best).collect();
-    let rivals = |reading: &&&Reading| {
-        let rival =
-            |other: &&&Reading| (other.input.name == reading.input.name) != (other.output.name == reading.output.name);
-        likely.iter().any(|other| rival(&other))
+    let has_rival = |reading: &&&Reading| {
+        let is_rival =
+            |other: &&Reading| (other.input.name == reading.input.name) != (other.output.name == reading.output.name);
+        likely.iter().any(is_rival)
     };
-    let ambiguous: Vec<StatePair> = likely.iter().filter(rivals).map(|reading| reading.pair()).collect();
+    let ambiguous: Vec<StatePair> = likely.iter().filter(has_rival).map(|reading| reading.pair()).collect();
     if !ambiguous.is_empty() {
-        return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(StatePair::to_string).collect() });
+        return Err(CompletionError::Ambiguous { readings: joined(&ambiguous, ", ") });
     }
     let mut pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
     let unsure: Vec<StatePair> = likely.iter().filter(|reading| reading.is_unsure()).map(|r| r.pair()).collect();
     let leaves_input = leaves_input(signature, &pairs, taken);
+    let leaves_output = signature.outputs.iter().any(|info| pairs.iter().all(|pair| pair.output != info.name));
     match unsure.as_slice() {
         // Requests must carry something, so this one is no state.
         [only] if !leaves_input => pairs.retain(|pair| pair != only),
-        [_, ..] if !leaves_input || !leaves_output(signature, &pairs) => {
-            let unsure = unsure.iter().map(StatePair::to_string).collect();
-            return Err(CompletionError::Unsure { pairs: unsure, line: state_pairs_line(&pairs) });
+        [_, ..] if !leaves_input || !leaves_output => {
+            let line = state_pairs_line(&pairs);
+            return Err(CompletionError::Unsure { pairs: joined(&unsure, ", "), line });
         }
         _ => {}
     }
-    match pairs.len() {
-        0 => Err(CompletionError::no_pairs(signature, taken)),
-        // Requests would carry nothing, so one of these is no state.
-        _ if signature.inputs.iter().all(|info| pairs.iter().any(|pair| pair.input == info.name))
-            && taken.by_requests.is_empty()
-            && taken.otherwise.is_empty() =>
-        {
-            Err(CompletionError::NothingLeft { pairs: pairs.iter().map(StatePair::to_string).collect() })
-        }
-        _ => Ok(pairs),
+    if pairs.is_empty() {
+        return Err(CompletionError::no_pairs(signature, taken));
     }
+    // Requests would carry nothing, so one of these is no state.
+    let is_state = |info: &TensorInfo| pairs.iter().any(|pair| pair.input == info.name);
+    if taken.by_requests.is_empty() && taken.otherwise.is_empty() && signature.inputs.iter().all(is_state) {
+        return Err(CompletionError::NothingLeft { pairs: joined(&pairs, ", ") });
+    }
+    Ok(pairs)
 }
 
 /// The states that `state_pairs` `auto-by-shape` asks for: those that are found `by_name`, and the rest by shape.
@@ -82,6 +82,7 @@ pub fn confirmed(
     if pairs.is_empty() {
         return Err(CompletionError::no_pairs(signature, taken));
     }
+    // Two searches have found them, and states are in the order of the model's inputs.
     pairs.sort_by_key(|pair| signature.inputs.iter().position(|info| info.name == pair.input));
     Ok(pairs)
 }
@@ -94,24 +95,16 @@ pub fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
     rest
 }
 
-fn leaves_output(signature: &Signature, pairs: &[StatePair]) -> bool {
-    signature.outputs.iter().any(|info| pairs.iter().all(|pair| pair.output != info.name))
-}
-
 /// Refuses a pattern that fits no input and output: it is misspelt.
 fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(), CompletionError> {
-    let is_of_model = |pattern: &&PairPattern| {
-        let outputs = || signature.outputs.iter().map(|output| output.name.as_str());
-        signature.inputs.iter().any(|input| outputs().any(|output| pattern.matches(&input.name, output)))
+    let is_of_model = |pattern: &PairPattern| {
+        let has_output =
+            |input: &TensorInfo| signature.outputs.iter().any(|output| pattern.matches(&input.name, &output.name));
+        signature.inputs.iter().any(has_output)
     };
-    match patterns.iter().find(|pattern| !is_of_model(pattern)) {
-        None => Ok(()),
-        Some(pattern) => Err(CompletionError::Pattern {
-            pattern: pattern.to_string(),
-            inputs: described(&signature.inputs),
-            outputs: described(&signature.outputs),
-        }),
-    }
+    let Some(pattern) = patterns.iter().find(|pattern| !is_of_model(pattern)) else { return Ok(()) };
+    let (inputs, outputs) = (described(&signature.inputs), described(&signature.outputs));
+    Err(CompletionError::Pattern { pattern: pattern.0.to_string(), inputs, outputs })
 }
 
 /// An input and an output that may be the two ends of a state.
@@ -154,6 +147,10 @@ mod tests {
     fn named(names: &[&'static str]) -> Vec<Spec<'static>> {
         let dims = |name: &str| -> &[i64] { if name.ends_with('!') { &[-1, 7, 7] } else { &[-1, 4] } };
         names.iter().map(|name| (name.trim_end_matches('!'), DataType::Fp32, dims(name))).collect()
+    }
+
+    fn pattern(input: &str, output: &str) -> PairPattern {
+        PairPattern::new(StatePair { input: input.to_owned(), output: output.to_owned() }).unwrap()
     }
 
     fn paired(inputs: &[&'static str], outputs: &[&'static str]) -> Result<Vec<(String, String)>, CompletionError> {
@@ -284,7 +281,7 @@ mod tests {
     fn patterns_come_first_and_inputs_that_are_fed_otherwise_never() {
         let model =
             signature(&named(&["x!", "mem_a", "mem_b", "h"]), &named(&["y!", "upd_a", "upd_b", "mem_a_out", "hn"]));
-        let patterns = [PairPattern::new("mem_*", "upd_*").unwrap()];
+        let patterns = [pattern("mem_*", "upd_*")];
         let pairs = state_pairs(&model, &patterns, Taken { otherwise: &["h"], ..Taken::default() }).unwrap();
         let names: Vec<_> = pairs.iter().map(|pair| (pair.input.as_str(), pair.output.as_str())).collect();
         assert_eq!(names, [("mem_a", "upd_a"), ("mem_b", "upd_b")]);
@@ -339,10 +336,10 @@ mod tests {
     #[test]
     fn a_pattern_that_no_names_have_is_refused() {
         let model = signature(&named(&["x!", "mem_a", "h"]), &named(&["y!", "upd_a", "hn"]));
-        let pattern = PairPattern::new("mem_a", "updated_a").unwrap();
-        let error = state_pairs(&model, &[pattern], Taken::default()).unwrap_err().to_string();
+        let misspelt = pattern("mem_a", "updated_a");
+        let error = state_pairs(&model, &[misspelt], Taken::default()).unwrap_err().to_string();
         assert!(error.contains("<<<mem_a, updated_a>>>") && error.contains("upd_a"), "{error}");
-        let pattern = PairPattern::new("mem_a", "upd_a").unwrap();
+        let pattern = pattern("mem_a", "upd_a");
         assert_eq!(state_pairs(&model, &[pattern], Taken::default()).unwrap().len(), 2);
     }
 
@@ -351,9 +348,9 @@ mod tests {
         let model = signature(&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]);
         let pairs = state_pairs(&model, &[], Taken { by_requests: &["band_in"], otherwise: &["sr"] }).unwrap();
         assert_eq!(pairs, [StatePair { input: "state_in".to_owned(), output: "state_out".to_owned() }]);
-        let patterns = [PairPattern::new("band_*", "band_*").unwrap(), PairPattern::new("state_*", "state_*").unwrap()];
+        let patterns = [pattern("band_*", "band_*"), pattern("state_*", "state_*")];
         assert!(state_pairs(&model, &patterns, Taken::default()).is_err(), "the parts for * differ");
-        let patterns = [PairPattern::new("*_in", "*_out").unwrap()];
+        let patterns = [pattern("*_in", "*_out")];
         assert_eq!(state_pairs(&model, &patterns, Taken::default()).unwrap().len(), 2, "the user says so");
     }
 

@@ -1,6 +1,6 @@
 //! The states of a model and what its configuration lacks, found together.
 
-use super::batch::{Known, batch_warning};
+use super::batch::Known;
 use super::error::{CompletionError, ends_of_layers};
 use super::known_models::Advice;
 use super::names::Taken;
@@ -10,31 +10,20 @@ use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
 };
-use crate::onnx::{BatchScale, ModelSource, Nodes, Recurrence, Signature};
+use crate::onnx::{ModelSource, Nodes, Recurrence, Signature};
 
-/// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The states.
     pub pairs: Vec<StatePair>,
-    /// What the configuration lacks; empty if nothing may be completed.
+    /// Empty if nothing may be completed.
     pub additions: Additions,
-    /// Where the parts of the configuration come from, for the tables that explain it.
     pub origins: Origins,
-    /// For the operator.
     pub warnings: Vec<String>,
     /// Parameters that would help clients.
     pub notes: Vec<String>,
     /// What is known of the rows of a run, if there may be several.
     pub rows: Option<String>,
-    /// The nodes of the model that quantize with one scale for the whole batch.
-    pub batch_scale: Option<BatchScale>,
-    /// Outputs of the model that are the same in every run.
-    pub constant_outputs: Vec<String>,
-    /// A node that must not run over no steps.
-    pub needs_steps: Option<String>,
-    /// Whether a node has a recurrence inside.
-    pub has_recurrence: bool,
+    pub nodes: Nodes,
 }
 
 /// Where the parts of a configuration come from.
@@ -42,13 +31,10 @@ pub struct Plan {
 pub struct Origins {
     /// The states that are not declared in `sequence_batching.state`.
     pub pairs: PairsFrom,
-    /// `input` was completed.
     pub inputs_completed: bool,
-    /// `output` was completed.
     pub outputs_completed: bool,
 }
 
-/// What the server allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Whether missing fields are filled in. With `state_pairs: auto` the states are found even if this is false.
@@ -60,7 +46,6 @@ pub struct Settings {
 }
 
 impl Plan {
-    /// Finds the states of the model, and what the configuration lacks.
     pub fn new(
         config: &PartialConfig,
         model: &ModelSource,
@@ -78,17 +63,17 @@ impl Plan {
             ));
             Nodes::default()
         });
-        let Nodes { batch_scale, constant_outputs, scalar_outputs, recurrence, needs_steps } = nodes;
+        let recurrence = nodes.recurrence.as_ref();
         let find =
-            || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.clone()));
+            || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.cloned()));
         let (pairs, from) = config.states.all_pairs(graph_description, find)?;
-        let has_recurrence = recurrence.is_some();
         let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
         warnings.extend(of_known);
         match from {
             PairsFrom::Parameter | PairsFrom::Description => warnings.extend(doubts::crossed(signature, &pairs)),
+            // Here a name has decided, so a second candidate may be the right one.
             PairsFrom::Names => notes.extend(doubts::other_values(signature, &pairs)),
             PairsFrom::Shapes | PairsFrom::Conversion => {}
         }
@@ -109,22 +94,19 @@ impl Plan {
             ),
             _ => {}
         }
-        let mut plan = Self {
-            pairs,
-            additions: Additions::default(),
-            origins,
-            warnings,
-            notes,
-            rows: None,
-            batch_scale,
-            constant_outputs,
-            needs_steps,
-            has_recurrence,
-        };
+        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, notes, rows: None, nodes };
         if settings.completes {
-            plan.complete(config, signature, &scalar_outputs, settings)?;
+            plan.complete(config, signature, settings)?;
         }
-        plan.notes.extend(padding_note(config));
+        // Padding changes answers unless a mask tells the model what is padding.
+        let has_mask = config.generated.iter().any(|generated| matches!(generated.kind, GeneratedKind::Mask { .. }));
+        if has_mask && config.states.growing_padding.is_none() {
+            plan.notes.push(format!(
+                "sequences whose growing states have different lengths run one by one: to let them share runs, write {}; the \
+                 backend checks at load that answers stay the same",
+                parameter_line(GROWING_PADDING, "left")
+            ));
+        }
         let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
         if config.generated.is_empty() {
             plan.notes.extend(doubts::could_be_generated(signature, requests, &plan.pairs));
@@ -136,20 +118,20 @@ impl Plan {
         &mut self,
         config: &PartialConfig,
         signature: &Signature,
-        scalar_outputs: &[String],
         settings: Settings,
     ) -> Result<(), CompletionError> {
         let taken = config.taken();
         let known = Known {
+            config,
+            signature,
             pairs: &self.pairs,
             taken: &taken,
-            constant_outputs: &self.constant_outputs,
-            scalar_outputs,
+            nodes: &self.nodes,
             default_max_batch_size: settings.default_max_batch_size,
-            mixes_rows: self.batch_scale.is_some() || settings.rows_mix,
+            mixes_rows: self.nodes.batch_scale.is_some() || settings.rows_mix,
         };
-        self.additions = fill::additions(config, signature, &known)?;
-        self.warnings.extend(batch_warning(config, signature, &known, self.additions.max_batch_size));
+        self.additions = fill::additions(&known)?;
+        self.warnings.extend(known.batch_warning(self.additions.max_batch_size));
         // An input that is listed is one that requests are to carry.
         if self.origins.inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);
@@ -162,18 +144,6 @@ impl Plan {
     }
 }
 
-/// Says that sequences can share runs, if there is a mask that tells padding from the elements of growing states.
-fn padding_note(config: &PartialConfig) -> Option<String> {
-    let has_mask = config.generated.iter().any(|generated| matches!(generated.kind, GeneratedKind::Mask { .. }));
-    (has_mask && config.states.growing_padding.is_none()).then(|| {
-        format!(
-            "sequences whose growing states have different lengths run one by one: to let them share runs, write {}; the \
-             backend checks at load that answers stay the same",
-            parameter_line(GROWING_PADDING, "left")
-        )
-    })
-}
-
 /// The states that a model has before it is converted.
 pub fn own_pairs(
     config: &PartialConfig,
@@ -182,6 +152,7 @@ pub fn own_pairs(
     graph_description: Option<&str>,
     settings: Settings,
 ) -> Result<Vec<StatePair>, CompletionError> {
+    // Only an error needs the nodes, and reading them takes time for large models.
     let recurrence = || Nodes::of(model).ok().and_then(|nodes| nodes.recurrence);
     let find = || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence()));
     config.states.all_pairs(graph_description, find).map(|(pairs, _)| pairs)
@@ -200,23 +171,15 @@ fn found_pairs(
     if config.states.pairs == StatePairs::AutoByShape {
         return confirmed(signature, found, taken);
     }
-    let found = match found {
-        // A conversion at load gives states to a model that has none.
-        Err(CompletionError::NoPairs { .. })
-            if config.allows_no_states() || config.conversion.recurrences.is_some() =>
-        {
-            return Ok(Vec::new());
-        }
-        found => found,
-    };
-    if !settings.completes && !config.wants_found_pairs() {
-        return Err(ConfigError::MissingParameter {
-            name: "state_pairs",
-            why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
-                  them by their names; the model's graph description names none"
-                .to_owned(),
-        }
-        .into());
+    // A conversion at load gives states to a model that has none.
+    let may_have_none = config.allows_no_states() || config.conversion.recurrences.is_some();
+    if may_have_none && matches!(found, Err(CompletionError::NoPairs { .. })) {
+        return Ok(Vec::new());
+    }
+    if !settings.completes && config.states.pairs != StatePairs::Auto {
+        let why = "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
+                   them by their names; the model's graph description names none";
+        return Err(ConfigError::MissingParameter { name: "state_pairs", why: why.to_owned() }.into());
     }
     found
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use state_store::Location;
 
-use super::error::{ConfigError, bad};
 use super::parameters::Parameters;
+use super::raw::{ConfigError, bad};
 use super::scheduling::YEAR;
 
 /// The parameters, in the order in which an error names them.
@@ -22,7 +22,7 @@ const PARAMETERS: [&str; 7] = [
 const TTL_MS: u64 = 3_600_000;
 const INTERVAL: Duration = Duration::from_secs(1);
 const KEPT_ANSWER_BYTES: usize = 64 << 10;
-/// Half of what a store takes, so that there is room for a state.
+// Half of what a store takes, so that there is room for a state.
 const MOST_KEPT_BYTES: usize = 256 << 20;
 
 /// The values of `durability`. With `none`, sequences end with their server.
@@ -36,7 +36,6 @@ const LEVELS: [(&str, Option<Durability>); 4] = [
 /// When the steps of a sequence are saved (`durability`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// When the sequence leaves its server.
     Drain,
     /// At most so long after they are made.
     Interval(Duration),
@@ -47,9 +46,7 @@ pub enum Durability {
 /// Where the states of a model's sequences are kept besides the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateStore {
-    /// `state_store`.
     pub location: Location,
-    /// `durability`.
     pub durability: Durability,
     /// How many replicas of the store have a step before it is answered (`replicas`).
     pub replicas: u32,
@@ -120,41 +117,28 @@ impl StateStore {
             }
             (Some(location), _) => location,
         };
-        let contradictions = [
-            ("park_ms", "with 'state_store', a sequence that was idle for too long stays in the store without it"),
-            ("max_parked_sequences", "with 'state_store', a sequence that was idle for too long stays in the store"),
-            (
-                "id_reuse",
-                "with 'state_store', ids are not used again, because the store may still have the old sequence",
-            ),
-        ];
-        for (name, why) in contradictions {
-            if let Some(value) = parameters.text(name) {
-                return Err(bad(name, value, format!("{why}: leave it out")));
-            }
+        for (name, why) in [
+            ("park_ms", "a sequence that was idle for too long stays in the store without it"),
+            ("max_parked_sequences", "a sequence that was idle for too long stays in the store"),
+            ("id_reuse", "ids are not used again, because the store may still have the old sequence"),
+        ] {
+            parameters.refuse(name, &format!("with 'state_store', {why}: leave it out"))?;
         }
         let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
         let durability = match (level.flatten(), interval) {
             (_, Some(interval)) => Durability::Interval(Duration::from_millis(interval).min(YEAR)),
             (level, None) => level.unwrap_or(Durability::Step),
         };
+        if replicas > 0 && durability != Durability::Step {
+            let why = "it has an effect only with 'durability: step', which waits for the store";
+            return Err(bad("replicas", replicas, why));
+        }
+        if replicas > 0 && !location.has_replicas() {
+            let why = "a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out";
+            return Err(bad("replicas", replicas, why));
+        }
         let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
-        Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }.with_replicas().map(Some)
-    }
-
-    /// Refuses replicas that nothing waits for, or that there are none of.
-    fn with_replicas(self) -> Result<Self, ConfigError> {
-        let why = match self.replicas {
-            0 => return Ok(self),
-            _ if self.durability != Durability::Step => {
-                "it has an effect only with 'durability: step', which waits for the store"
-            }
-            _ if !self.location.has_replicas() => {
-                "a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out"
-            }
-            _ => return Ok(self),
-        };
-        Err(bad("replicas", self.replicas, why))
+        Ok(Some(Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }))
     }
 
     /// Refuses the parameters for a model that core schedules.
@@ -170,7 +154,7 @@ impl StateStore {
     }
 }
 
-/// A location for an error: nothing after its scheme, because a password may be there.
+// A location for an error has nothing after its scheme, because a password may be there.
 fn hidden(text: &str) -> String {
     text.split_once(':').map_or_else(|| text.to_owned(), |(scheme, _)| format!("{scheme}:..."))
 }

@@ -1,12 +1,10 @@
 //! `generated_inputs`: inputs of the model that this backend fills with counters, lengths and masks.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::{ConfigError, bad};
 use super::parameters::{Parameters, with_axis};
+use super::raw::{ConfigError, bad};
 
 /// An input that no request carries, because its values follow from the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +19,6 @@ pub struct GeneratedInput {
     pub written: String,
 }
 
-/// What a generated input holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GeneratedKind {
     Count(NamedCounter),
@@ -42,10 +39,8 @@ pub enum GeneratedKind {
     },
 }
 
-/// What is counted of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamedCounter {
-    /// The inferences that it has made.
     Steps,
     /// How many elements of this input it has had before the request.
     Elements(NamedAxis),
@@ -55,7 +50,6 @@ pub enum NamedCounter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewElements {
     Number(u32),
-    /// One for each element of this input.
     Of(NamedAxis),
 }
 
@@ -85,6 +79,7 @@ pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedI
 
 /// The entries of a list, which spaces and commas separate, except within parentheses.
 fn entries(text: &str) -> impl Iterator<Item = &str> {
+    // The arguments of a call are separated in the same way as the entries.
     let mut depth = 0_usize;
     let separates = move |letter: char| {
         match letter {
@@ -109,7 +104,6 @@ impl GeneratedInput {
     }
 }
 
-/// Reads a kind, with its factor and its addend.
 fn numbers(written: &str) -> Result<(GeneratedKind, i64, i64), String> {
     // A name within the parentheses may have '*' and '+', so the factor and the addend are looked for behind them.
     let call = written.find(')').map_or_else(|| written.find(['*', '+']), |close| Some(close + 1));
@@ -128,19 +122,17 @@ fn last_ones(behind: &str) -> Result<(GeneratedKind, i64, i64), String> {
     let arguments = behind.strip_suffix(')').ok_or_else(|| {
         format!("'last({behind}' does not end with ')': '*FACTOR' and '+ADDEND' stand within the parentheses of 'last'")
     })?;
-    let (ones, length) = match arguments.split_once(',') {
-        None => (arguments, None),
-        Some((ones, length)) => (ones, Some(last_length(length.trim())?)),
+    let (ones, length) =
+        arguments.split_once(',').map_or((arguments, None), |(ones, length)| (ones, Some(length.trim())));
+    let number = |text: &str| {
+        let most = u32::MAX;
+        whole_number(text).ok_or_else(|| format!("'{text}' is no length: a whole number up to {most} is expected"))
     };
+    let length = length.map(number).transpose()?;
     match numbers(ones.trim())? {
         (GeneratedKind::Count(count), factor, addend) => Ok((GeneratedKind::Last { count, length }, factor, addend)),
         _ => Err(format!("'{ones}' is no number of 'last': 'steps' or 'elements(OTHER)' is expected")),
     }
-}
-
-fn last_length(written: &str) -> Result<u32, String> {
-    let most = u32::MAX;
-    whole_number(written).ok_or_else(|| format!("'{written}' is no length: a whole number up to {most} is expected"))
 }
 
 impl GeneratedKind {
@@ -152,29 +144,22 @@ impl GeneratedKind {
                 (kind, inner.split(',').map(NamedAxis::parse).collect::<Result<_, _>>()?)
             }
         };
-        let wrong_arguments = || format!("'{kind}' takes other arguments than '{call}' has: {FORM}");
-        match (kind, <[NamedAxis; 1]>::try_from(arguments)) {
-            ("steps", Err(arguments)) if arguments.is_empty() && call == kind => Ok(Self::Count(NamedCounter::Steps)),
-            ("elements", Ok([of])) => Ok(Self::Count(NamedCounter::Elements(of))),
-            ("positions", Ok([of])) => Ok(Self::Positions(of)),
-            ("length", Ok([of])) => Ok(Self::Length(of)),
-            ("mask", Ok([state])) => Ok(Self::Mask { state, new: NewElements::Number(0) }),
-            ("mask", Err(arguments)) => match <[NamedAxis; 2]>::try_from(arguments) {
-                Ok([state, new]) => Ok(Self::Mask { state, new: NewElements::from(new) }),
-                Err(_) => Err(wrong_arguments()),
-            },
-            ("steps" | "elements" | "positions" | "length" | "last", _) => Err(wrong_arguments()),
+        match (kind, arguments.as_slice()) {
+            ("steps", []) => Ok(Self::Count(NamedCounter::Steps)),
+            ("elements", [of]) => Ok(Self::Count(NamedCounter::Elements(of.clone()))),
+            ("positions", [of]) => Ok(Self::Positions(of.clone())),
+            ("length", [of]) => Ok(Self::Length(of.clone())),
+            ("mask", [state]) => Ok(Self::Mask { state: state.clone(), new: NewElements::Number(0) }),
+            ("mask", [state, new]) => {
+                // Digits alone are a number. An input that has digits as its name is written with its axis.
+                let number = whole_number(&new.name).filter(|_| new.axis.is_none());
+                let new = number.map_or_else(|| NewElements::Of(new.clone()), NewElements::Number);
+                Ok(Self::Mask { state: state.clone(), new })
+            }
+            ("steps" | "elements" | "positions" | "length" | "mask" | "last", _) => {
+                Err(format!("'{kind}' takes other arguments than '{call}' has: {FORM}"))
+            }
             _ => Err(format!("'{kind}' is no kind of value: {FORM}")),
-        }
-    }
-}
-
-impl From<NamedAxis> for NewElements {
-    /// Digits alone are a number. With its axis, an input may have digits as its name.
-    fn from(written: NamedAxis) -> Self {
-        match (written.axis, whole_number(&written.name)) {
-            (None, Some(number)) => Self::Number(number),
-            _ => Self::Of(written),
         }
     }
 }
@@ -220,7 +205,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Vec<GeneratedInput>, ConfigError> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
-        Config::for_tests(&config, &[(GENERATED_INPUTS, text)]).map(|config| config.generated)
+        Config::for_tests(&config, &[(GENERATED_INPUTS, text)]).map(|config| config.written.generated)
     }
 
     fn named(name: &str, axis: Option<usize>) -> NamedAxis {

@@ -9,9 +9,8 @@ use std::path::{Component, Path};
 use rows::reserve;
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::error::{ConfigError, bad, field};
-use super::parameters::{self, Assigned};
-use super::raw::{self, data_type, dims};
+use super::parameters::{Assigned, Parameters};
+use super::raw::{self, ConfigError, data_type, dims, field};
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";
@@ -24,23 +23,25 @@ pub struct DeclaredInitial {
     pub file: Option<String>,
 }
 
-/// A value of `initial_states`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the sentences say what the fields are")]
 pub enum InitialValue {
-    /// The value of every element.
     Fill(String),
     /// The elements of a row.
     List(Vec<String>),
     /// The elements of a row as raw bytes, in this file.
     File(String),
     /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
-    Array { file: String, name: Option<String> },
+    Array {
+        file: String,
+        name: Option<String>,
+    },
     /// Numbers in the model's metadata, under these keys one behind the other.
-    Metadata { keys: Vec<String>, then_zeros: bool },
+    Metadata {
+        keys: Vec<String>,
+        then_zeros: bool,
+    },
 }
 
-/// What initial states are read from.
 #[derive(Clone, Debug, Default)]
 pub struct InitialSources {
     /// Contents of files, by the name that the configuration gives them.
@@ -52,25 +53,20 @@ pub struct InitialSources {
 }
 
 impl InitialSources {
-    /// Reads files in a model's folder `initial_state`, and takes the model's metadata. `files`: pairs of a state's name,
-    /// for errors, and the name of its file.
+    /// Reads files in a model's folder `initial_state`. `files`: a state's name, for errors, and the name of its file.
     pub fn read<'a>(
         repository: &Path,
         files: impl Iterator<Item = (&'a str, &'a str)>,
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, ConfigError> {
         let folder = repository.join(FOLDER);
-        let read = |(state, name): (&str, &str)| {
-            let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
-                state: state.to_owned(),
-                file: name.to_owned(),
-                dir: folder.clone(),
-                why,
-            });
-            Ok::<_, ConfigError>((name.to_owned(), content?))
-        };
-        let files = files.map(read).collect::<Result<_, _>>()?;
-        Ok(Self { files, metadata: metadata.clone(), defaults: BTreeMap::new() })
+        let mut contents = BTreeMap::new();
+        for (state, file) in files {
+            let failed =
+                |why| ConfigError::InitialFile { state: state.into(), file: file.into(), dir: folder.clone(), why };
+            contents.insert(file.to_owned(), read_file(&folder, file).map_err(failed)?);
+        }
+        Ok(Self { files: contents, metadata: metadata.clone(), defaults: BTreeMap::new() })
     }
 }
 
@@ -87,18 +83,17 @@ impl DeclaredInitial {
         let dims = dims(&raw.dims);
         let fits = dims.len() == state_dims.len()
             && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
-        let rule = if !fits {
-            Some(format!("it must agree with the state's dims, {}", Dims(state_dims)))
-        } else if dims.iter().any(|&dim| dim < 0) {
+        let wrong = |rule: String| Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+        if !fits {
+            return wrong(format!("it must agree with the state's dims, {}", Dims(state_dims)));
+        }
+        if dims.iter().any(|&dim| dim < 0) {
             let closed: Vec<i64> = dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
-            Some(format!("at START no dimension is open: write each one's length, such as dims: {}", Dims(&closed)))
-        } else if element_count(&dims).is_none() {
-            Some("it has more elements than an address can count".to_owned())
-        } else {
-            None
-        };
-        if let Some(rule) = rule {
-            return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+            let closed = Dims(&closed);
+            return wrong(format!("at START no dimension is open: write each one's length, such as dims: {closed}"));
+        }
+        if element_count(&dims).is_none() {
+            return wrong("it has more elements than an address can count".to_owned());
         }
         let file = raw.data_file.clone().filter(|file| !file.is_empty());
         if file.is_none() && raw.zero_data.is_none() {
@@ -109,46 +104,40 @@ impl DeclaredInitial {
 }
 
 /// Reads `name=value`, `name=[value, value]`, `name=file:FILE`, `name=npz:FILE:ARRAY` and `name=metadata:KEY+KEY`.
-pub(super) fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
+pub(super) fn initial_states(parameters: &Parameters) -> Result<Vec<(String, InitialValue)>, ConfigError> {
     let form = "'name=value', 'name=[value, value]', 'name=file:FILE', 'name=npz:FILE:ARRAY' or 'name=metadata:KEY', \
                 separated by spaces or commas, is expected";
-    let written = parameters::assignments("initial_states", text, form)?;
-    if written.iter().any(|(_, value)| *value == Assigned::List(Vec::new())) {
-        return Err(bad("initial_states", text, form));
-    }
-    let value = |written| match written {
-        Assigned::List(values) => InitialValue::List(values),
-        Assigned::One(value) => match value.split_once(':') {
+    parameters.assigned("initial_states", form, None, |name, value| {
+        let Assigned::One(value) = value else { return Ok((name, InitialValue::List(value.values(form)?))) };
+        let value = match value.split_once(':') {
             Some(("file", file)) => InitialValue::File(file.to_owned()),
-            Some(("npz", rest)) => array(rest),
-            Some(("metadata", keys)) => metadata(keys),
+            Some(("npz", rest)) => {
+                let (file, array) = rest.split_once(':').map_or((rest, None), |(file, array)| (file, Some(array)));
+                InitialValue::Array { file: file.to_owned(), name: array.map(str::to_owned) }
+            }
+            Some(("metadata", rest)) => {
+                // `KEY+zeros`: zeros fill the rest of the row. Alone, `zeros` is a key.
+                let keys = rest.strip_suffix("+zeros");
+                let then_zeros = keys.is_some();
+                InitialValue::Metadata {
+                    keys: keys.unwrap_or(rest).split('+').map(str::to_owned).collect(),
+                    then_zeros,
+                }
+            }
             _ => InitialValue::Fill(value),
-        },
-    };
-    Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
+        };
+        Ok((name, value))
+    })
 }
 
-/// Reads `FILE:ARRAY` or `FILE`.
-fn array(text: &str) -> InitialValue {
-    let (file, name) = text.split_once(':').map_or((text, None), |(file, name)| (file, Some(name.to_owned())));
-    InitialValue::Array { file: file.to_owned(), name }
+/// Whether a path leads nowhere but into the folder that it starts from.
+pub(super) fn is_inside(name: &str) -> bool {
+    // A configuration may name files in the model's folder, and no others (SECURITY.md).
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
-
-/// Reads `KEY`, `KEY+KEY` or `KEY+zeros`: with that, zeros fill the rest of the row.
-fn metadata(text: &str) -> InitialValue {
-    let mut keys: Vec<String> = text.split('+').map(str::to_owned).collect();
-    let then_zeros = keys.len() > 1 && keys.last().is_some_and(|last| last == ZEROS);
-    if then_zeros {
-        keys.pop();
-    }
-    InitialValue::Metadata { keys, then_zeros }
-}
-
-const ZEROS: &str = "zeros";
 
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
-    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if !inside {
+    if !is_inside(name) {
         return Err("it must lie in that folder".to_owned());
     }
     let text = |error: io::Error| error.to_string();
@@ -174,6 +163,7 @@ pub(super) fn machine_memory() -> usize {
     let system = sysinfo::System::new_with_specifics(
         sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
     );
+    // A container often gets less than its machine has.
     let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
     usize::try_from(system.total_memory().min(group)).unwrap_or(usize::MAX)
 }

@@ -1,17 +1,24 @@
-//! The model's file in a version directory, how it is to be converted at load, and how ONNX Runtime runs it. The parameters
-//! of [`SessionOptions`] have the names that Triton's onnxruntime backend gives them, so that a configuration works with
-//! both.
+//! What the model is made of: its file in a version directory and how that is converted at load, or the graphs that are joined
+//! to it. And how ONNX Runtime runs it: the parameters of [`SessionOptions`] have the names that Triton's onnxruntime backend
+//! gives them, so that a configuration works with both.
 
 use std::fmt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use super::error::{ConfigError, bad, field};
+use stateful_convert::join::{ListedGraph, Search, Wire, graphs, wires};
+
+use super::initial::is_inside;
 use super::parameters::{Parameters, SESSION_PREFIX, with_axis};
-use super::raw::Optimization;
+use super::raw::{ConfigError, Optimization, bad, field};
+use super::states::{BY_SHAPE, StatePairs, States};
 
-/// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no
-/// backend.
-pub(super) const TRITONS_NAME: &str = "model.stateful";
+pub const JOIN: &str = "join";
+const WIRES: &str = "wires";
+pub const SEARCH: &str = "search";
+
+// Triton fills this file name in for a model named `….stateful` whose configuration names no file and no backend, so it
+// says nothing about what the user wants.
+const TRITONS_NAME: &str = "model.stateful";
 
 /// The file that the configuration names, with the field that names it.
 pub(super) fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {
@@ -29,7 +36,6 @@ pub fn find_model_file(
     version_dir: &Path,
 ) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
-    // Triton may have filled that name in.
     let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
     if let Some((source, name)) = named {
         return find_named_file(version_dir, source, name);
@@ -38,8 +44,8 @@ pub fn find_model_file(
     if default.is_file() {
         return Ok(default);
     }
-    let mut candidates = onnx_files(version_dir);
-    candidates.retain(|name| Some(name.as_str()) != other);
+    let mut candidates = file_names(version_dir);
+    candidates.retain(|name| name.ends_with(".onnx") && Some(name.as_str()) != other);
     match candidates.as_slice() {
         [only] => Ok(version_dir.join(only)),
         [] => Err(missing("it has no .onnx file".to_owned())),
@@ -49,26 +55,16 @@ pub fn find_model_file(
 
 /// The file that `source` names, which must lie in the version directory.
 pub fn find_named_file(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
-    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     let path = version_dir.join(name);
-    if inside && path.is_file() {
+    if is_inside(name) && path.is_file() {
         return Ok(path);
     }
-    Err(ConfigError::NoModelFile {
-        dir: version_dir.to_owned(),
-        why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
-    })
-}
-
-fn onnx_files(dir: &Path) -> Vec<String> {
-    file_names(dir).into_iter().filter(|name| name.ends_with(".onnx")).collect()
-}
-
-fn listing(dir: &Path) -> String {
-    match file_names(dir).as_slice() {
+    let has = match file_names(version_dir).as_slice() {
         [] => "nothing".to_owned(),
         names => names.join(", "),
-    }
+    };
+    let why = format!("{source} names '{name}', which is no file in it (it has {has})");
+    Err(ConfigError::NoModelFile { dir: version_dir.to_owned(), why })
 }
 
 fn file_names(dir: &Path) -> Vec<String> {
@@ -82,13 +78,12 @@ const LOW_LATENCY: &str = "low_latency_transformation";
 const OPEN_BATCH: &str = "open_batch";
 const CONST_INITIALIZER: &str = "use_const_initializer";
 
-/// What the configuration asks of the conversion.
+/// What the configuration asks of the conversion. Axes are there as far as they are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// `low_latency_transformation`: recurrences inside the model get states. The axes that have the steps, as far as
-    /// they are written.
+    /// `low_latency_transformation`: recurrences inside the model get states. The axes have the steps.
     pub recurrences: Option<Vec<(String, usize)>>,
-    /// `open_batch`: a batch of 1 is opened. The axes that are the batch, as far as they are written.
+    /// `open_batch`: a batch of 1 is opened. The axes are the batch.
     pub batch: Option<Vec<(String, usize)>>,
     /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of convolutions
     /// and pooling keeps its value.
@@ -124,22 +119,67 @@ fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(Strin
     if axes.is_empty() { Err(refused()) } else { Ok(Some(axes)) }
 }
 
-/// The parameter for arenas that shrink.
+/// Several graphs of the version directory that become one model at load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    pub graphs: Vec<ListedGraph>,
+    pub wires: Vec<Wire>,
+    pub search: Option<Search>,
+}
+
+impl Join {
+    /// `model_file` and `states`: what the configuration says of them, which must not mean another model than the joined one.
+    pub(super) fn new(
+        parameters: &Parameters,
+        model_file: Option<&(&'static str, String)>,
+        states: &States,
+    ) -> Result<Option<Self>, ConfigError> {
+        let Some(text) = parameters.text(JOIN) else {
+            for name in [WIRES, SEARCH] {
+                parameters.refuse(name, "it has an effect only with 'join', which lists the graphs")?;
+            }
+            return Ok(None);
+        };
+        let words = text.split([' ', ',', '\t', '\n']).filter(|word| !word.is_empty());
+        let graphs = graphs(words).map_err(|why| bad(JOIN, text, why))?;
+        if graphs.is_empty() {
+            return Err(bad(JOIN, text, "files of the version's folder and built-in graphs are expected"));
+        }
+        let read =
+            |text: &str| wires(text).ok_or_else(|| bad(WIRES, text, "'<<<graph.output, graph.input>>>' is expected"));
+        let search = |text: &str| Search::parse(text).map_err(|why| bad(SEARCH, text, why));
+        let wires = parameters.text(WIRES).map(read).transpose()?.unwrap_or_default();
+        let search = parameters.text(SEARCH).map(search).transpose()?;
+        // Triton writes this name into a configuration that names no file. Any other one would be the file of one graph.
+        if let Some((source, name)) = model_file.filter(|(_, name)| name != TRITONS_NAME) {
+            return Err(field(*source, format!("'{name}'"), "'join' lists the files: leave it out"));
+        }
+        // A joined model isn't converted, so these would have no effect.
+        for name in [LOW_LATENCY, CONST_INITIALIZER, OPEN_BATCH] {
+            if let Some(text) = parameters.text(name).filter(|text| !["false", "0"].contains(text)) {
+                let rule = "graphs are joined as they are: convert each of them with stateful-convert first";
+                return Err(bad(name, text, rule));
+            }
+        }
+        parameters.refuse("state_pair_patterns", "with 'join', states are listed in 'state_pairs'")?;
+        if states.pairs == StatePairs::AutoByShape {
+            let rule = "with 'join', pairs '<<<graph.input, graph.output>>>' are expected";
+            return Err(bad("state_pairs", BY_SHAPE, rule));
+        }
+        Ok(Some(Self { graphs, wires, search }))
+    }
+}
+
 pub(super) const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
 
-/// How ONNX Runtime runs the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0),
-    /// because small steps are fastest with one thread, and batches and instances run in parallel.
     pub intra_op_threads: usize,
     /// Threads that run operators side by side, with parallel execution; 0 for one per core.
     pub inter_op_threads: usize,
     /// Whether operators that do not depend on each other run side by side.
     pub parallel_execution: bool,
-    /// How far ONNX Runtime may rewrite the model's graph.
     pub graph_optimization: GraphOptimization,
-    /// Whether memory on the CPU comes from an arena.
     pub mem_arena: bool,
     /// Whether the configuration asks for an arena, or for one that shrinks.
     pub mem_arena_is_written: bool,
@@ -150,20 +190,15 @@ pub struct SessionOptions {
     pub mem_pattern: bool,
     /// Arenas that shrink after each run, such as `cpu:0`.
     pub arena_shrinkage: Option<String>,
-    /// Further entries of the session's configuration, by ONNX Runtime's names.
     pub entries: Vec<(String, String)>,
 }
 
-/// ONNX Runtime's graph optimisation levels.
+/// How far ONNX Runtime may rewrite the model's graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphOptimization {
-    /// `level: 2`
     None,
-    /// `level: -1`
     Basic,
-    /// `level: 1`
     Extended,
-    /// `level: 0`, the default.
     All,
 }
 
@@ -171,6 +206,7 @@ impl SessionOptions {
     pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self, ConfigError> {
         let threads = |name| parameters.number(name, 0usize..=1024, "a number of threads from 0 to 1024");
         let level = optimization.graph.level.0;
+        // The numbers are those of Triton's schema, not ONNX Runtime's.
         let graph_optimization = match level {
             0 => GraphOptimization::All,
             -1 => GraphOptimization::Basic,
@@ -182,20 +218,18 @@ impl SessionOptions {
             }
         };
         if let Some(accelerator) = optimization.execution_accelerators.cpu_execution_accelerator.first() {
-            return Err(field(
-                "optimization.execution_accelerators.cpu_execution_accelerator",
-                format!("'{}'", accelerator.name),
-                "this backend has no accelerator for the CPU: remove it",
-            ));
+            let path = "optimization.execution_accelerators.cpu_execution_accelerator";
+            let why = "this backend has no accelerator for the CPU: remove it";
+            return Err(field(path, format!("'{}'", accelerator.name), why));
         }
         let arena_shrinkage = parameters.text(ARENA_SHRINKAGE).map(str::to_owned);
-        if let Some(arenas) =
-            arena_shrinkage.as_deref().filter(|arenas| !arenas.split(';').all(|arena| arena.contains(':')))
-        {
-            return Err(bad(ARENA_SHRINKAGE, arenas, "arenas such as 'cpu:0', separated by ';', are expected"));
+        if arena_shrinkage.iter().flat_map(|arenas| arenas.split(';')).any(|arena| !arena.contains(':')) {
+            parameters.refuse(ARENA_SHRINKAGE, "arenas such as 'cpu:0', separated by ';', are expected")?;
         }
         let entries = parameters.passed_on(SESSION_PREFIX);
         let mem_arena = parameters.switch("enable_mem_arena", true)?;
+        // The onnxruntime backend has a thread per core. Small steps are faster with one, and batches and instances run in
+        // parallel anyway.
         Ok(Self {
             intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
             inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),
@@ -214,14 +248,19 @@ impl SessionOptions {
 
 impl fmt::Display for SessionOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let graph_optimization = match self.graph_optimization {
+            GraphOptimization::None => "none",
+            GraphOptimization::Basic => "basic",
+            GraphOptimization::Extended => "extended",
+            GraphOptimization::All => "all",
+        };
         write!(
             f,
-            "intra_op_thread_count {}, inter_op_thread_count {}, execution_mode {}, graph optimization {}, \
-             enable_mem_arena {}, enable_mem_pattern {}",
+            "intra_op_thread_count {}, inter_op_thread_count {}, execution_mode {}, graph optimization \
+             {graph_optimization}, enable_mem_arena {}, enable_mem_pattern {}",
             self.intra_op_threads,
             self.inter_op_threads,
             u8::from(self.parallel_execution),
-            self.graph_optimization,
             u8::from(self.mem_arena && !self.pages),
             u8::from(self.mem_pattern)
         )?;
@@ -232,23 +271,12 @@ impl fmt::Display for SessionOptions {
     }
 }
 
-impl fmt::Display for GraphOptimization {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Basic => "basic",
-            Self::Extended => "extended",
-            Self::All => "all",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::PartialConfig;
+    use crate::config::{Config, PartialConfig};
 
     /// An empty version directory with these files.
     fn version_dir(test: &str, files: &[&str]) -> PathBuf {
@@ -349,5 +377,42 @@ mod tests {
         }
         let error = conversion(&[(CONST_INITIALIZER, "true")]).unwrap_err().to_string();
         assert!(error.contains(CONST_INITIALIZER) && error.contains(LOW_LATENCY), "{error}");
+    }
+
+    fn refused(parameters: &[(&str, &str)]) -> String {
+        Config::for_tests(&json!({ "name": "m" }), parameters).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_beside_the_list_is_refused() {
+        let config = |name: &str| json!({ "name": "m", "default_model_filename": name });
+        let read = |name: &str| Config::for_tests(&config(name), &[("join", "a.onnx b.onnx")]);
+        let error = read("a.onnx").unwrap_err().to_string();
+        assert_eq!(error, "default_model_filename is 'a.onnx', but 'join' lists the files: leave it out");
+        // Triton fills this name in.
+        assert!(read("model.stateful").is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let with = |name: &'static str, value: &'static str| refused(&[("join", "a.onnx b.onnx"), (name, value)]);
+        for (said, expected) in [
+            (refused(&[("join", " ")]), "parameter 'join' is ''"),
+            (refused(&[("join", "a=")]), "parameter 'join' is 'a='"),
+            (
+                refused(&[("wires", "<<<a.x, b.y>>>")]),
+                "'wires' is '<<<a.x, b.y>>>', but it has an effect only with 'join'",
+            ),
+            (refused(&[("search", "ctc blank=0")]), "'search' is 'ctc blank=0', but it has an effect only with 'join'"),
+            (with("wires", "a, b"), "parameter 'wires' is 'a, b', but '<<<graph.output, graph.input>>>' is expected"),
+            (with("search", "beam blank=0"), "parameter 'search' is 'beam blank=0', but 'beam' isn't known"),
+            (with("onnx_file_name", "a.onnx"), "parameter 'onnx_file_name' is 'a.onnx', but 'join' lists the files"),
+            (with("open_batch", "true"), "parameter 'open_batch' is 'true', but graphs are joined as they are"),
+            (with("low_latency_transformation", "x@1"), "'low_latency_transformation' is 'x@1', but graphs are joined"),
+            (with("state_pair_patterns", "<<<a*, b*>>>"), "'state_pair_patterns' is '<<<a*, b*>>>', but with 'join'"),
+            (with("state_pairs", "auto-by-shape"), "parameter 'state_pairs' is 'auto-by-shape', but with 'join'"),
+        ] {
+            assert!(said.contains(expected), "{said}");
+        }
     }
 }

@@ -1,16 +1,14 @@
 //! The `parameters` of config.pbtxt that belong to this backend.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::RangeBounds;
 use std::str::FromStr;
 
 use stateful_convert::{BadPairs, StatePair};
 
-use super::error::{ConfigError, bad};
-use super::raw::Parameter;
+use super::raw::{ConfigError, Parameter, bad};
 
-/// Every parameter of this backend.
+// A misspelt parameter that is ignored could change answers silently, so a name that is in no list here is refused.
 const KNOWN: [&str; 78] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
@@ -94,7 +92,6 @@ const KNOWN: [&str; 78] = [
 
 /// Parameters of Triton's core, which any model's configuration may have.
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
-const TRITONS_PREFIX: &str = "TRITON_";
 
 /// CUDA options that a model's parameters may have, some of them as in Triton's onnxruntime backend.
 pub(super) const CUDA_PARAMETERS: [&str; 9] = [
@@ -109,10 +106,10 @@ pub(super) const CUDA_PARAMETERS: [&str; 9] = [
     "use_tf32",
 ];
 
-/// The prefix of TensorRT's options, which go to ONNX Runtime.
+// TensorRT's options go to ONNX Runtime, which knows their names and values.
 pub(super) const TENSORRT_PREFIX: &str = "trt_";
 
-/// Entries of ONNX Runtime's session configuration, which go to it as they are. It ignores names that it does not know.
+// ONNX Runtime takes the entries of a session's configuration as they are, and ignores names that it does not know.
 pub(super) const SESSION_PREFIX: &str = "session.";
 
 /// Options of OpenVINO Model Server that are no parameters here, and what to do instead.
@@ -133,7 +130,6 @@ const OVMS_OPTIONS: [(&str, &str); 9] = [
 pub struct Parameters(BTreeMap<String, Parameter>);
 
 impl Parameters {
-    /// Refuses unknown names.
     pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
         match written.keys().find(|name| !is_known(name)) {
             Some(name) => Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) }),
@@ -141,15 +137,15 @@ impl Parameters {
         }
     }
 
-    /// Gives a parameter that was not written.
     pub fn set(&mut self, name: &'static str, value: String) {
         debug_assert!(KNOWN.contains(&name));
         self.0.insert(name.to_owned(), Parameter { string_value: value });
     }
 
-    /// The parameters with this prefix that go to ONNX Runtime, as they are written. One of ours may have the prefix too.
+    /// The parameters with this prefix that go to ONNX Runtime, as they are written.
     pub fn passed_on(&self, prefix: &str) -> impl Iterator<Item = (&str, &str)> {
         let written = self.0.iter().map(|(name, parameter)| (name.as_str(), parameter.string_value.as_str()));
+        // `trt_cache_dir` is ours, though it begins like an option of TensorRT.
         written.filter(move |(name, _)| name.starts_with(prefix) && !KNOWN.contains(name))
     }
 
@@ -159,22 +155,22 @@ impl Parameters {
         self.0.get(name).map(|parameter| parameter.string_value.trim())
     }
 
-    /// Names that are separated by spaces or commas.
     pub fn names(&self, name: &'static str) -> Vec<String> {
         let text = self.text(name).unwrap_or_default();
         text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
     }
 
-    /// A number within `range`; `None` if the parameter is absent.
-    pub fn number<T>(
+    /// Refuses a parameter that contradicts another one, or that nothing would read.
+    pub fn refuse(&self, name: &'static str, why: &str) -> Result<(), ConfigError> {
+        self.text(name).map_or(Ok(()), |text| Err(bad(name, text, why)))
+    }
+
+    pub fn number<T: FromStr + PartialOrd>(
         &self,
         name: &'static str,
         range: impl RangeBounds<T>,
         allowed: &str,
-    ) -> Result<Option<T>, ConfigError>
-    where
-        T: FromStr + PartialOrd,
-    {
+    ) -> Result<Option<T>, ConfigError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
@@ -193,7 +189,21 @@ impl Parameters {
         self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
 
-    /// One of several words.
+    /// The assignments of a parameter: `name=value` or `name=[value, value]`, separated by spaces or commas. A name that
+    /// stands alone has the value `alone`, if there is one. `read` makes something of each, or says what is wrong.
+    pub fn assigned<T>(
+        &self,
+        name: &'static str,
+        form: &str,
+        alone: Option<&str>,
+        read: impl Fn(String, Assigned) -> Result<T, String>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let Some(text) = self.text(name) else { return Ok(Vec::new()) };
+        let assigned = assignments(text, form, alone);
+        let values = assigned.and_then(|all| all.into_iter().map(|(name, value)| read(name, value)).collect());
+        values.map_err(|why| bad(name, text, why))
+    }
+
     pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match words.iter().find(|(word, _)| *word == text) {
@@ -207,21 +217,22 @@ impl Parameters {
 }
 
 fn is_known(name: &str) -> bool {
-    let prefixes = [TRITONS_PREFIX, SESSION_PREFIX, TENSORRT_PREFIX];
+    // No list of options would be complete: which there are depends on the ONNX Runtime that is loaded.
+    let prefixes = ["TRITON_", SESSION_PREFIX, TENSORRT_PREFIX];
     let lists: [&[&str]; 3] = [&KNOWN, &TRITONS_OWN, &CUDA_PARAMETERS];
     lists.iter().any(|names| names.contains(&name)) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The line of config.pbtxt that gives a parameter, for messages that say what to write. It has single quotes, because
-/// Triton's log escapes double ones.
+/// The line of config.pbtxt that gives a parameter, for messages that say what to write.
 pub fn parameter_line(name: &str, value: &str) -> String {
+    // Triton's log escapes double quotes.
     format!("parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}")
 }
 
-/// What to write in place of a name that is not known.
 fn help(name: &str) -> Option<String> {
     let of_ovms =
         OVMS_OPTIONS.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map(|(_, help)| help.to_owned());
+    // The name of another server's option is no misspelling, whatever it resembles.
     of_ovms.or_else(|| nearest(name).map(|known| format!("did you mean '{known}'?")))
 }
 
@@ -236,7 +247,6 @@ pub fn similarity(one: &str, other: &str) -> Option<f64> {
     (similarity >= 0.5).then_some(similarity)
 }
 
-/// Reads `state_pairs`.
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     stateful_convert::state_pairs(text).map_err(bad_pairs)
 }
@@ -249,65 +259,25 @@ fn bad_pairs(BadPairs { text, twice }: BadPairs) -> ConfigError {
 
 /// The names of a state pair, or of several: a `*` in both names stands for the same text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PairPattern {
-    input: NamePattern,
-    output: NamePattern,
-}
-
-/// A name, or what is before and after its `*`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NamePattern {
-    Exact(String),
-    Around(String, String),
-}
-
-impl NamePattern {
-    fn new(name: &str) -> Option<Self> {
-        match name.split_once('*') {
-            None => Some(Self::Exact(name.to_owned())),
-            Some((front, behind)) if !behind.contains('*') => Some(Self::Around(front.to_owned(), behind.to_owned())),
-            Some(_) => None,
-        }
-    }
-
-    /// What the `*` stands for in a name; nothing in an exact one.
-    fn part<'a>(&self, name: &'a str) -> Option<&'a str> {
-        match self {
-            Self::Exact(exact) => (name == exact).then_some(""),
-            Self::Around(front, behind) => name.strip_prefix(front.as_str())?.strip_suffix(behind.as_str()),
-        }
-    }
-
-    const fn is_exact(&self) -> bool {
-        matches!(self, Self::Exact(_))
-    }
-}
+pub struct PairPattern(pub(crate) StatePair);
 
 impl PairPattern {
-    /// A pattern from the names of both ends; `None` unless each has one `*`, or neither has any.
-    pub fn new(input: &str, output: &str) -> Option<Self> {
-        let (input, output) = (NamePattern::new(input)?, NamePattern::new(output)?);
-        (input.is_exact() == output.is_exact()).then_some(Self { input, output })
+    /// `None` unless each of the two names has one `*`, or neither has any.
+    pub fn new(pair: StatePair) -> Option<Self> {
+        let stars = |name: &str| name.matches('*').count();
+        (stars(&pair.input) <= 1 && stars(&pair.input) == stars(&pair.output)).then_some(Self(pair))
     }
 
-    /// Whether the pattern has these names.
     pub fn matches(&self, input: &str, output: &str) -> bool {
-        self.input.part(input).is_some_and(|found| self.output.part(output) == Some(found))
+        starred(&self.0.input, input).is_some_and(|found| starred(&self.0.output, output) == Some(found))
     }
 }
 
-impl fmt::Display for PairPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<<<{}, {}>>>", self.input, self.output)
-    }
-}
-
-impl fmt::Display for NamePattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact(name) => f.write_str(name),
-            Self::Around(front, behind) => write!(f, "{front}*{behind}"),
-        }
+/// The text for which the `*` of a pattern stands in a name. A pattern without a `*` fits only the name that it is.
+fn starred<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
+    match pattern.split_once('*') {
+        None => (name == pattern).then_some(""),
+        Some((front, behind)) => name.strip_prefix(front)?.strip_suffix(behind),
     }
 }
 
@@ -316,41 +286,53 @@ pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
     const NAME: &str = "state_pair_patterns";
     const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name, or in neither, are expected";
     let pairs = state_pairs(text).map_err(|_| bad(NAME, text, FORM))?;
-    let pattern = |pair: &StatePair| PairPattern::new(&pair.input, &pair.output).ok_or_else(|| bad(NAME, text, FORM));
-    pairs.iter().map(pattern).collect()
+    pairs.into_iter().map(|pair| PairPattern::new(pair).ok_or_else(|| bad(NAME, text, FORM))).collect()
 }
 
-/// Reads the pairs that a model's graph description names.
 pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
     stateful_convert::described_state_pairs(description).map_err(bad_pairs)
 }
 
-/// A value of a list of assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assigned {
-    /// `name=value`
     One(String),
     /// `name=[value, value]`; may be empty.
     List(Vec<String>),
 }
 
-/// Reads the assignments of parameter `name`: `name=value` or `name=[value, value]`, separated by spaces or commas. An
-/// error says what `form` is expected.
-pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Assigned)>, ConfigError> {
+impl Assigned {
+    pub fn one(self, form: &str) -> Result<String, String> {
+        match self {
+            Self::One(value) => Ok(value),
+            Self::List(_) => Err(form.to_owned()),
+        }
+    }
+
+    /// The values, of which there is at least one.
+    pub fn values(self, form: &str) -> Result<Vec<String>, String> {
+        match self {
+            Self::One(value) => Ok(vec![value]),
+            Self::List(values) if values.is_empty() => Err(form.to_owned()),
+            Self::List(values) => Ok(values),
+        }
+    }
+}
+
+fn assignments(text: &str, form: &str, alone: Option<&str>) -> Result<Vec<(String, Assigned)>, String> {
+    const BETWEEN: [char; 4] = [',', ' ', '\t', '\n'];
     let mut assigned: Vec<(String, Assigned)> = Vec::new();
-    let mut rest = text.trim();
+    let mut rest = text;
     while !rest.is_empty() {
-        let (key, behind) = rest.split_once('=').ok_or_else(|| bad(name, text, form))?;
-        let (key, behind) = (key.trim(), behind.trim_start());
-        let (value, behind) = match behind.strip_prefix('[') {
-            Some(list) => {
-                let (list, behind) = list.split_once(']').ok_or_else(|| bad(name, text, form))?;
-                let list = list.trim();
-                let values = list.split(',').filter(|_| !list.is_empty()).map(|value| value.trim().to_owned());
+        let (key, behind) = rest.split_at(rest.find(|c| c == '=' || BETWEEN.contains(&c)).unwrap_or(rest.len()));
+        let (value, behind) = match behind.trim_start().strip_prefix('=').map(str::trim_start) {
+            None => (Assigned::One(alone.ok_or(form)?.to_owned()), behind),
+            Some(list) if list.starts_with('[') => {
+                let (list, behind) = list[1..].split_once(']').ok_or(form)?;
+                let values = list.split(',').filter(|_| !list.trim().is_empty()).map(|value| value.trim().to_owned());
                 (Assigned::List(values.collect()), behind)
             }
-            None => {
-                let (value, behind) = behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len()));
+            Some(value) => {
+                let (value, behind) = value.split_at(value.find(BETWEEN).unwrap_or(value.len()));
                 (Assigned::One(value.to_owned()), behind)
             }
         };
@@ -358,20 +340,22 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
             Assigned::One(value) => value.is_empty(),
             Assigned::List(values) => values.iter().any(String::is_empty),
         };
-        if key.is_empty() || key.contains([' ', ',']) || is_empty {
-            return Err(bad(name, text, form));
+        if key.is_empty() || is_empty {
+            return Err(form.to_owned());
         }
+        // Of two values for one tensor, the user wants one, and nothing says which.
         if assigned.iter().any(|(known, _)| known == key) {
-            return Err(bad(name, text, format!("'{key}' may be given once only")));
+            return Err(format!("'{key}' may be given once only"));
         }
         assigned.push((key.to_owned(), value));
-        rest = behind.trim_start_matches([',', ' ', '\t', '\n']);
+        rest = behind.trim_start_matches(BETWEEN);
     }
     Ok(assigned)
 }
 
 /// Splits `text@axis`. `@axis` may be missing.
 pub fn with_axis(text: &str) -> Result<(&str, Option<usize>), String> {
+    // The name of a tensor may contain '@', so only the last one counts.
     let Some((text, axis)) = text.rsplit_once('@') else { return Ok((text, None)) };
     let axis = axis.parse().map_err(|_| format!("'{axis}' is no axis: a whole number is expected"))?;
     Ok((text, Some(axis)))

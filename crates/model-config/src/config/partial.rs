@@ -2,110 +2,93 @@
 //!
 //! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
 //! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
-//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`](super::Config)
-//! ([`PartialConfig::resolve`]).
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes a part of the
+//! [`Config`](super::Config) ([`PartialConfig::resolve`]).
 
 use std::collections::BTreeMap;
 
 use rows::tensor::DataType;
+use sequences::scheduler::IdleRule;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-
 use state_store::Location;
 
-use super::error::ConfigError;
 use super::generated::{GeneratedInput, generated_inputs};
-use super::join::Join;
-use super::model::{Conversion, SessionOptions, model_file};
+use super::model::{Conversion, Join, SessionOptions, model_file};
 use super::parameters::Parameters;
-use super::placement::{InstanceKind, instances, names_gpu, spread_cpu_instances};
+use super::placement::{InstanceKind, instances};
 use super::providers::Providers;
-use super::raw::{self, unsigned};
-use super::repeat::Repeat;
-use super::scheduling::{OldestSequences, PollWait, check_core};
+use super::raw::{self, ConfigError, unsigned};
+use super::scheduling::check_core;
 use super::states::{StatePairs, States};
+use super::steps::{INPUT_WINDOWS, Repeat, Windows};
 use super::tensors::{
     CONTROL_INPUT, Context, Control, ID_TENSOR, Ragged, StateApiTensors, TakesIds, TensorConfig, add_tensors,
     constant_inputs, contexts, controls, is_state_tensor, take_tensor, tensors,
 };
-use super::windows::{INPUT_WINDOWS, Windows};
 
-/// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
 /// A configuration that may be incomplete.
 #[derive(Clone, Debug)]
 pub struct PartialConfig {
-    /// 0 if it is not written.
+    pub model: String,
+    /// Most requests of a payload; 0 if it is not written, or if Triton puts no batch dimension in front of tensors.
     pub max_batch_size: usize,
     /// File name and the field that gave it; `None` to look for one.
     pub model_file: Option<(&'static str, String)>,
-    /// How ONNX Runtime runs the model.
     pub session: SessionOptions,
-    /// How ONNX Runtime runs the model on a GPU.
     pub providers: Providers,
-    /// How many instances there are of each kind.
     pub instances: BTreeMap<InstanceKind, usize>,
-    /// The graphs that the model is made of, if there are several.
     pub join: Option<Join>,
-    /// How the model is converted at load.
     pub conversion: Conversion,
-    /// What the configuration says about states.
     pub states: States,
-    /// Inputs that requests carry.
     pub inputs: Vec<TensorConfig>,
-    /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
+    /// The tensors for ids and controls, which are not among the inputs and outputs.
+    pub takes_ids: TakesIds,
+    /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
+    pub state_api: Option<StateApiTensors>,
+    /// Inputs that are given with START and kept for the sequence.
+    pub held_inputs: Vec<String>,
     /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
-    /// Inputs that are cut into windows.
     pub windows: Windows,
-    /// What a step of a request gives to the next one.
     pub repeat: Repeat,
-    pub(super) model: String,
-    pub(super) controls: Vec<Control>,
-    pub(super) constants: Vec<(String, Vec<String>)>,
+    /// Inputs that are filled from a request's flags and sequence id.
+    pub controls: Vec<Control>,
+    /// Inputs with a fixed value: their name, and their elements as written.
+    pub constants: Vec<(String, Vec<String>)>,
     /// Inputs that this backend fills, so that no request carries them.
     pub generated: Vec<GeneratedInput>,
-    /// `padded_inputs` and `padded_outputs`.
     pub ragged: Ragged,
-    pub(super) is_decoupled: bool,
-    pub(super) parameters: Parameters,
-    /// This backend schedules the sequences.
-    is_own: bool,
-    /// `sequence_cleaner_poll_wait_minutes` of the server's command line.
-    pub poll_wait: Option<PollWait>,
-    /// `state-store` of the server's command line.
-    pub state_store: Option<Location>,
-    /// The tensors for ids and controls, which are not among the inputs and outputs.
-    pub(super) takes_ids: TakesIds,
-    /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
-    pub(super) state_api: Option<StateApiTensors>,
-    /// Inputs that are given with START and kept.
-    pub held_inputs: Vec<String>,
-    pub(super) sequence_batching: Option<raw::SequenceBatching>,
+    /// Each step of a request has an answer of its own (`model_transaction_policy { decoupled: true }`).
+    pub is_decoupled: bool,
+    /// An `instance_group` has `rate_limiter.resources`, so an idle instance may have requests in core.
+    pub waits_for_resources: bool,
     /// `dynamic_batching` is written without `preserve_ordering`.
-    pub(super) batches_unordered: bool,
-    /// An `instance_group` has `rate_limiter.resources`.
-    pub(super) waits_for_resources: bool,
-    /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
-    has_other_scheduling: bool,
-    document: Value,
+    pub batches_unordered: bool,
+    /// Whether the configuration says how requests are scheduled, so that `sequence_batching` is not filled in.
+    pub has_scheduling: bool,
+    /// `sequence_cleaner_poll_wait_minutes` of the server's command line.
+    pub scans_of_server: Option<IdleRule>,
+    /// `state-store` of the server's command line.
+    pub store_of_server: Option<Location>,
+    /// Triton's JSON, with the fields that this backend does not read, and with what was added.
+    pub document: Value,
+    pub(super) is_own: bool,
+    pub(super) parameters: Parameters,
+    pub(super) sequence_batching: Option<raw::SequenceBatching>,
 }
 
 /// What completion adds to a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Additions {
-    /// `max_batch_size`.
     pub max_batch_size: Option<usize>,
-    /// The parameter `max_rows_per_run`.
     pub max_rows_per_run: Option<usize>,
-    /// The list `input`; empty to add none.
     pub inputs: Vec<TensorConfig>,
-    /// The list `output`; empty to add none.
     pub outputs: Vec<TensorConfig>,
-    /// `sequence_batching`.
-    pub sequences: Option<OldestSequences>,
+    pub oldest: bool,
 }
 
 impl PartialConfig {
@@ -114,35 +97,30 @@ impl PartialConfig {
         Self::new(serde_json::from_slice(json)?)
     }
 
-    /// Reads a JSON document.
     pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
         // Checked before `raw` is taken apart, but only an error if this backend schedules.
         let fit_for_own = check_core(&raw);
         let parameters = Parameters::new(raw.parameters)?;
-        let batching = raw.sequence_batching.as_ref();
-        let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
-        let constants = parameters.text("constant_inputs").map(constant_inputs).transpose()?;
-        let generated = generated_inputs(&parameters)?;
-        let ragged = Ragged::new(&parameters)?;
+        let batching = raw.sequence_batching.clone().unwrap_or_default();
+        let controls = controls(&batching.control_input)?;
         let instances = instances(&raw.instance_group)?;
-        let on_gpu = names_gpu(&raw.instance_group);
+        // Simulated devices, which only test builds have, come later: they take instances of KIND_CPU.
+        let on_gpu = instances.keys().any(|kind| *kind != InstanceKind::Cpu);
+        // With 'oldest', completion adds a `sequence_batching`, so that core schedules.
         let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(true);
-        let is_own = is_own && batching.is_none() && raw.ensemble_scheduling.is_none();
+        let is_own = is_own && raw.sequence_batching.is_none() && raw.ensemble_scheduling.is_none();
         if is_own {
             fit_for_own?;
         }
         let model_file = model_file(&parameters, raw.default_model_filename);
-        let states = States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?;
-        let join = Join::new(&parameters)?;
-        if let Some(join) = &join {
-            join.check(&parameters, model_file.as_ref(), &states)?;
-        }
+        let states = States::new(&parameters, &batching.state)?;
+        let join = Join::new(&parameters, model_file.as_ref(), &states)?;
         Ok(Self {
             is_own,
-            poll_wait: None,
-            state_store: None,
+            scans_of_server: None,
+            store_of_server: None,
             takes_ids: TakesIds::default(),
             state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
             held_inputs: parameters.names("held_inputs"),
@@ -161,37 +139,24 @@ impl PartialConfig {
             outputs: tensors("output", raw.output)?,
             model: raw.name,
             controls,
-            constants: constants.unwrap_or_default(),
-            generated,
-            ragged,
+            constants: constant_inputs(&parameters)?,
+            generated: generated_inputs(&parameters)?,
+            ragged: Ragged::new(&parameters)?,
             is_decoupled: raw.model_transaction_policy.decoupled,
             waits_for_resources: raw.instance_group.iter().any(|group| !group.rate_limiter.resources.is_empty()),
             batches_unordered: raw.dynamic_batching.as_ref().is_some_and(|batching| !batching.preserve_ordering),
-            has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
+            has_scheduling: raw.sequence_batching.is_some()
+                || raw.dynamic_batching.is_some()
+                || raw.ensemble_scheduling.is_some()
+                || is_own,
             sequence_batching: raw.sequence_batching,
             parameters,
             document,
         })
     }
 
-    /// Whether an answer has the outputs of any number of steps.
     pub fn gathers_steps(&self) -> bool {
         (self.windows.are_cut() || self.repeat.is_any()) && !self.is_decoupled
-    }
-
-    /// Puts the instances of KIND_CPU on this many devices, in turn; with none, they stay on the host.
-    pub fn put_cpu_instances_on(&mut self, devices: usize) {
-        spread_cpu_instances(&mut self.instances, devices);
-    }
-
-    /// `sequence_batching.control_input`.
-    pub fn controls(&self) -> &[Control] {
-        &self.controls
-    }
-
-    /// The values of constant inputs, as they are written.
-    pub fn constants(&self) -> &[(String, Vec<String>)] {
-        &self.constants
     }
 
     /// Inputs that requests do not carry although they are no states: controls, constants, generated inputs, lengths.
@@ -223,21 +188,6 @@ impl PartialConfig {
         self.sequence_batching.is_some() && !asks_for_states
     }
 
-    /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
-    pub fn wants_found_pairs(&self) -> bool {
-        matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
-    }
-
-    /// Whether the configuration says how requests are scheduled.
-    pub fn has_scheduling(&self) -> bool {
-        self.sequence_batching.is_some() || self.has_other_scheduling || self.is_own()
-    }
-
-    /// Whether this backend schedules the sequences itself.
-    pub const fn is_own(&self) -> bool {
-        self.is_own
-    }
-
     /// Takes the tensors for ids and controls out of `inputs` and `outputs`. If `completes`, adds the inputs that are
     /// not listed to the document, and returns whether it added any. If the model has a tensor of such a name, it is
     /// the model's.
@@ -262,6 +212,7 @@ impl PartialConfig {
         let mut changed = false;
         let Self { takes_ids, document, .. } = self;
         for (is_listed, tensor) in [(&mut takes_ids.id, id), (&mut takes_ids.control, control)] {
+            // Triton refuses a request with an input that its configuration does not list.
             if completes && !*is_listed && !model_inputs.contains(&tensor.name.as_str()) {
                 add_tensors(&mut document["input"], &[tensor]);
                 (*is_listed, changed) = (true, true);
@@ -285,15 +236,12 @@ impl PartialConfig {
     /// there are such tensors, else those that sequences keep. Returns whether it changed anything.
     pub fn complete_state_api(&mut self, inputs: &[TensorConfig], outputs: &[TensorConfig]) -> bool {
         let before = self.document.clone();
-        if !inputs.is_empty() {
-            add_tensors(&mut self.document["input"], inputs);
-        }
-        if !outputs.is_empty() {
-            add_tensors(&mut self.document["output"], outputs);
-        }
+        add_tensors(&mut self.document["input"], inputs);
+        add_tensors(&mut self.document["output"], outputs);
         let Value::Array(listed) = &mut self.document["input"] else { return self.document != before };
         for tensor in listed {
             let is_held = self.held_inputs.iter().any(|name| tensor["name"] == **name);
+            // A call that only reads or sets a state runs nothing, and a held input comes only with START.
             if self.state_api.is_some() || is_held {
                 tensor["optional"] = json!(true);
             }
@@ -312,52 +260,52 @@ impl PartialConfig {
         self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())
     }
 
-    /// Whether the parameter `max_rows_per_run` is written.
     pub fn has_rows_per_run(&self) -> bool {
         self.parameters.text(MAX_ROWS_PER_RUN).is_some()
     }
 
     /// Adds what completion has found, to the value and to the document.
     pub fn add(&mut self, additions: &Additions) {
-        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, sequences } = additions;
+        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, oldest } = additions;
         if let Some(size) = *max_batch_size {
             self.max_batch_size = size;
             self.document["max_batch_size"] = json!(size);
         }
         if let Some(rows) = max_rows_per_run {
+            // Triton takes no parameters from a backend: in the document, only stateful-inspect shows this one.
             self.parameters.set(MAX_ROWS_PER_RUN, rows.to_string());
             self.document["parameters"][MAX_ROWS_PER_RUN] = json!({ "string_value": rows.to_string() });
         }
         if !inputs.is_empty() {
             self.inputs.clone_from(inputs);
             add_tensors(&mut self.document["input"], inputs);
-            self.let_windows_share_batches();
+            if self.max_batch_size > 0 {
+                self.let_windows_share_batches();
+            }
         }
         if !outputs.is_empty() {
             self.outputs.clone_from(outputs);
             add_tensors(&mut self.document["output"], outputs);
         }
-        if let Some(sequences) = sequences {
-            self.sequence_batching = Some(raw::SequenceBatching::from(*sequences));
+        if *oldest {
             self.is_own = false;
-            self.document["sequence_batching"] = sequences.to_json();
+            // Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs more.
+            let (idle_us_max, candidates_max) = (60_000_000, 1024);
+            let batching = json!({
+                "max_sequence_idle_microseconds": idle_us_max,
+                "oldest": { "max_candidate_sequences": candidates_max },
+            });
+            self.sequence_batching = raw::SequenceBatching::deserialize(&batching).ok();
+            self.document["sequence_batching"] = batching;
         }
     }
 
-    /// Lets core put requests of different lengths into one batch, where windows are cut of them.
     fn let_windows_share_batches(&mut self) {
-        if self.max_batch_size == 0 {
-            return;
-        }
+        // Core keeps requests of different lengths apart otherwise, but all windows have one length.
         let inputs = self.document["input"].as_array_mut().into_iter().flatten();
         for input in inputs.filter(|input| input["name"].as_str().is_some_and(|name| self.windows.of(name).is_some())) {
             input["allow_ragged_batch"] = json!(true);
         }
-    }
-
-    /// The configuration as JSON, with the fields that this backend does not read, and with what was added.
-    pub const fn document(&self) -> &Value {
-        &self.document
     }
 }
 
@@ -385,17 +333,17 @@ mod tests {
             max_rows_per_run: Some(1),
             inputs: vec![tensor("x", DataType::Fp32, &[-1, 4]), tensor("gain", DataType::Int64, &[])],
             outputs: vec![tensor("y", DataType::Bytes, &[2])],
-            sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9 }),
+            oldest: true,
         });
-        let document = config.document().clone();
+        let document = config.document.clone();
         for field in ["name", "backend", "version_policy"] {
             assert_eq!(document[field], written[field], "Triton's copy keeps it");
         }
         let read = PartialConfig::from_json(document.to_string().as_bytes()).unwrap();
-        assert_eq!(read.document(), &document);
+        assert_eq!(read.document, document);
         let [used, read] = [config, read].map(|config| format!("{:#?}", config.resolve().unwrap()));
         assert_eq!(used, read);
-        for part in ["max_batch_size: 8", "max_rows_per_run: 1", "candidates: 9", "\"gain\"", "\"16000\""] {
+        for part in ["max_batch_size: 8", "max_rows_per_run: 1", "candidates: 1024", "\"gain\"", "\"16000\""] {
             assert!(used.contains(part), "{part}: {used}");
         }
     }
@@ -405,7 +353,7 @@ mod tests {
         let written = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
         let mut config = PartialConfig::from_json(written.to_string().as_bytes()).unwrap();
         config.add(&Additions::default());
-        assert_eq!(config.document(), &written);
+        assert_eq!(config.document, written);
     }
 
     #[test]

@@ -5,24 +5,20 @@ use std::fmt;
 
 use sequences::pool::SlotLimits;
 
-use super::error::{ConfigError, bad, field};
 use super::parameters::Parameters;
-use super::raw;
+use super::raw::{self, ConfigError, Int, bad, field};
 use super::scheduling::{Scheduling, Strategy};
 
 /// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
 const SMALLEST_RESERVE_SLAB: usize = 16;
-/// The parameters of lazy buffers, which configurations for NVIDIA's stateful_backend have.
+// NVIDIA's stateful_backend has these parameters, so its configurations work here.
 const LAZY_SIZES: [&str; 4] =
     ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
 const LAZY_USE_RATIO: f64 = 0.9;
 
-/// The kind of an instance group: the host, or one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstanceKind {
-    /// `KIND_CPU`.
     Cpu,
-    /// `KIND_GPU`: the GPU of that number.
     Gpu(i32),
 }
 
@@ -38,17 +34,13 @@ impl fmt::Display for InstanceKind {
 /// The instances of one kind, which share a pool.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Where they run.
     pub kind: InstanceKind,
-    /// How many there are.
     pub instances: usize,
-    /// The bounds of their pool.
     pub slots: SlotLimits,
     /// How its capacity came about, for logs and errors.
     pub capacity_reason: String,
 }
 
-/// How many instances there are of each kind.
 pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>, ConfigError> {
     let mut instances = BTreeMap::new();
     let mut add = |kind, count: usize| *instances.entry(kind).or_insert(0) += count;
@@ -59,16 +51,13 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
             "" | "KIND_CPU" => add(InstanceKind::Cpu, count),
             // Core lists the devices of a group that names none.
             "KIND_GPU" => {
-                for gpu in &group.gpus {
-                    let device = i32::try_from(gpu.0).ok().filter(|&device| device >= 0);
-                    let device = device
-                        .ok_or_else(|| field("instance_group.gpus", gpu.0.to_string(), "a GPU's number is expected"))?;
-                    add(InstanceKind::Gpu(device), count);
+                for &Int(gpu) in &group.gpus {
+                    let device = i32::try_from(gpu).ok().filter(|&device| device >= 0);
+                    let wrong = || field("instance_group.gpus", gpu.to_string(), "a GPU's number is expected");
+                    add(InstanceKind::Gpu(device.ok_or_else(wrong)?), count);
                 }
             }
-            kind => {
-                return Err(field("instance_group.kind", kind, "KIND_CPU or KIND_GPU is expected"));
-            }
+            kind => return Err(field("instance_group.kind", kind, "KIND_CPU or KIND_GPU is expected")),
         }
     }
     if instances.is_empty() {
@@ -77,13 +66,9 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
     Ok(instances)
 }
 
-/// Whether the configuration names a GPU.
-pub(super) fn names_gpu(groups: &[raw::InstanceGroup]) -> bool {
-    groups.iter().any(|group| group.kind == "KIND_GPU" && !group.gpus.is_empty())
-}
-
 /// Spreads the instances that are on the host over this many devices; with none, they stay there.
-pub(super) fn spread_cpu_instances(instances: &mut BTreeMap<InstanceKind, usize>, devices: usize) {
+pub fn spread_cpu_instances(instances: &mut BTreeMap<InstanceKind, usize>, devices: usize) {
+    // Only builds for tests have such devices.
     if devices == 0 {
         return;
     }
@@ -94,14 +79,14 @@ pub(super) fn spread_cpu_instances(instances: &mut BTreeMap<InstanceKind, usize>
     }
 }
 
-/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers. There, each instance
-/// has a pool; here the instances share one, so only the capacity grows with their number.
+/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers.
 pub(super) fn slot_limits(
     parameters: &Parameters,
     scheduling: &Scheduling,
     max_batch_size: usize,
     instances: usize,
 ) -> Result<(SlotLimits, String), ConfigError> {
+    // There, each instance has a pool. Here the instances share one, so only the capacity grows with their number.
     let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
     let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
     // For sequences that core already sends while an earlier one with their id still has its slot.
@@ -113,12 +98,10 @@ pub(super) fn slot_limits(
     let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
     let sizes: Vec<Option<usize>> = LAZY_SIZES.into_iter().map(size).collect::<Result<_, _>>()?;
     let [Some(first_slab), Some(next_slab), Some(grow_below), Some(shrink_above)] = sizes[..] else {
-        return Err(ConfigError::MissingParameter {
-            name: LAZY_SIZES[sizes.iter().take_while(|size| size.is_some()).count()],
-            why: "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
-                  'buffer_dealloc_threshold' are given all four or not at all"
-                .to_owned(),
-        });
+        let why = "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
+                   'buffer_dealloc_threshold' are given all four or not at all";
+        let name = LAZY_SIZES[sizes.iter().take_while(|size| size.is_some()).count()];
+        return Err(ConfigError::MissingParameter { name, why: why.to_owned() });
     };
     let first_slab = first_slab.min(capacity);
     let limits = SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above };
@@ -132,39 +115,28 @@ pub(super) fn slot_limits(
     Ok((limits, reason))
 }
 
-/// Checks the rules between `initial_buffer_size` (cut to the capacity), `subsequent_buffer_size` and
-/// `buffer_alloc_threshold`.
 fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
     let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
-    let at_least_a_batch = |name, value: usize| {
-        if value >= max_batch_size {
-            return Ok(());
-        }
-        Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
-    };
     // The size was cut to the capacity. The error below would show that number, which is not in the configuration.
     if first_slab < max_batch_size && first_slab == capacity {
-        return Err(bad(
-            "initial_buffer_size",
-            first_slab,
-            format!(
-                "capped by the pool's capacity ({capacity_reason}) it is smaller than max_batch_size, {max_batch_size}"
-            ),
-        ));
+        let why = format!(
+            "capped by the pool's capacity ({capacity_reason}) it is smaller than max_batch_size, {max_batch_size}"
+        );
+        return Err(bad("initial_buffer_size", first_slab, why));
     }
-    at_least_a_batch("initial_buffer_size", first_slab)?;
-    at_least_a_batch("subsequent_buffer_size", next_slab)?;
-    at_least_a_batch("buffer_alloc_threshold", grow_below)?;
+    for (name, value) in LAZY_SIZES.into_iter().zip([first_slab, next_slab, grow_below]) {
+        if value < max_batch_size {
+            return Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")));
+        }
+    }
     if grow_below > first_slab {
-        return Err(bad(
-            "buffer_alloc_threshold",
-            grow_below,
-            format!("it must not be larger than initial_buffer_size, {first_slab}"),
-        ));
+        let why = format!("it must not be larger than initial_buffer_size, {first_slab}");
+        return Err(bad("buffer_alloc_threshold", grow_below, why));
     }
     Ok(())
 }
 
+/// How many sequences a pool has room for, and how that number came about.
 fn capacity(
     parameters: &Parameters,
     scheduling: &Scheduling,

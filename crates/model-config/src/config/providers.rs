@@ -6,64 +6,39 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::error::{ConfigError, bad, field};
 use super::model::ARENA_SHRINKAGE;
 use super::parameters::{CUDA_PARAMETERS, Parameters, TENSORRT_PREFIX};
-use super::raw::{Accelerator, Accelerators};
+use super::raw::{Accelerator, Accelerators, ConfigError, bad, field};
 
 /// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Providers {
-    /// The options of TensorRT, if it is used.
+    /// `None` if TensorRT isn't used.
     pub tensorrt: Option<Options>,
-    /// The options of CUDA, which runs what TensorRT does not.
+    /// CUDA runs what TensorRT does not.
     pub cuda: Options,
-    /// Whether instances run on the CPU if there is no usable GPU.
     pub allow_cpu_fallback: bool,
-    /// Whether runs are replayed as CUDA graphs.
     pub cuda_graph: bool,
-    /// Whether the process ends when it can't use a GPU any more.
     pub exit_on_gpu_failure: bool,
 }
 
-/// The CUDA option that says by how much the arena grows.
 pub const ARENA_EXTEND_STRATEGY: &str = "arena_extend_strategy";
 
-/// Options of an execution provider: names and values.
 pub type Options = BTreeMap<String, String>;
 
-fn cuda_options(parameters: &Parameters) -> Result<Options, ConfigError> {
-    let given = CUDA_PARAMETERS.iter().filter_map(|&name| Some((name, parameters.text(name)?)));
-    given
-        .map(|(name, text)| Ok((name.to_owned(), cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?)))
-        .collect()
-}
-
-fn tensorrt_options(parameters: &Parameters) -> Options {
-    let options = parameters.passed_on(TENSORRT_PREFIX);
-    options.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
-}
-
-/// A CUDA option's value in ONNX Runtime's form, or what is allowed. Triton's onnxruntime backend writes some values as
-/// numbers. The values of other options are left to ONNX Runtime.
+/// A CUDA option's value in ONNX Runtime's form, or what is allowed.
 fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     let words: &[&str] = match name {
         "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
-        "arena_extend_strategy" => &["kNextPowerOfTwo", "kSameAsRequested"],
-        "gpu_mem_limit" => {
-            return match text.parse::<u64>() {
-                Ok(bytes) if bytes > 0 => Ok(text.to_owned()),
-                _ => Err("a number of bytes is expected".to_owned()),
-            };
-        }
-        known if CUDA_PARAMETERS.contains(&known) => {
-            return match text {
-                "0" | "1" | "true" | "false" | "True" | "False" => Ok(text.to_owned()),
-                _ => Err("'0' or '1' is expected".to_owned()),
-            };
-        }
-        _ => return Ok(text.to_owned()),
+        ARENA_EXTEND_STRATEGY => &["kNextPowerOfTwo", "kSameAsRequested"],
+        "gpu_mem_limit" if text.parse().is_ok_and(|bytes: u64| bytes > 0) => return Ok(text.to_owned()),
+        "gpu_mem_limit" => return Err("a number of bytes is expected".to_owned()),
+        // An accelerator may have any option of ONNX Runtime, which checks those itself.
+        other if !CUDA_PARAMETERS.contains(&other) => return Ok(text.to_owned()),
+        _ if ["0", "1", "true", "false", "True", "False"].contains(&text) => return Ok(text.to_owned()),
+        _ => return Err("'0' or '1' is expected".to_owned()),
     };
+    // Triton's onnxruntime backend writes these as numbers.
     let by_number = text.parse().ok().and_then(|number: usize| words.get(number).copied());
     let value = by_number.unwrap_or(text);
     if words.contains(&value) {
@@ -87,20 +62,8 @@ const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_ac
 impl Providers {
     /// Reads and checks the options. `on_gpu`: some instances run on a GPU.
     pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
-        let given = Given::new(parameters, accelerators)?;
-        if on_gpu {
-            return given.on_gpu(parameters);
-        }
-        given.on_cpu();
-        if given.is_fp16 {
-            return Err(bad(
-                "compute_precision",
-                "fp16",
-                "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
-            ));
-        }
-        // Devices for tests belong to instances of KIND_CPU.
-        Ok(Self { exit_on_gpu_failure: given.exit_on_gpu_failure, ..Self::default() })
+        let given = Given::new(parameters, &accelerators.gpu_execution_accelerator)?;
+        if on_gpu { given.on_gpu() } else { given.on_cpu() }
     }
 }
 
@@ -125,53 +88,57 @@ enum Provider {
     TensorRt,
 }
 
-/// What the configuration says.
-struct Given {
+struct Given<'a> {
+    parameters: &'a Parameters,
+    accelerators: &'a [Accelerator],
     provider: Option<Provider>,
     is_fp16: bool,
     caching: bool,
-    cache_dir: Option<String>,
     cuda_graph: bool,
     allow_cpu_fallback: bool,
     exit_on_gpu_failure: bool,
     cuda: Options,
     tensorrt: Options,
-    accelerators: Vec<String>,
 }
 
-impl Given {
-    fn new(parameters: &Parameters, accelerators: &Accelerators) -> Result<Self, ConfigError> {
-        let providers = [("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)];
-        let caching = parameters.switch("enable_trt_caching", false)?;
-        let cache_dir = parameters.text("trt_cache_dir").map(str::to_owned);
-        if let Some(dir) = cache_dir.as_ref().filter(|dir| !dir.starts_with('/')) {
-            return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
+impl<'a> Given<'a> {
+    fn new(parameters: &'a Parameters, accelerators: &'a [Accelerator]) -> Result<Self, ConfigError> {
+        if parameters.text("trt_cache_dir").is_some_and(|dir| !dir.starts_with('/')) {
+            parameters.refuse("trt_cache_dir", "an absolute path is expected")?;
         }
         // Configurations of NVIDIA's stateful_backend have it for their debug builds. It has no effect here.
         parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
+        let tensorrt = parameters.passed_on(TENSORRT_PREFIX);
         let mut given = Self {
-            provider: parameters.choice("ort_ep", &providers)?,
+            parameters,
+            accelerators,
+            provider: parameters
+                .choice("ort_ep", &[("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)])?,
             is_fp16: parameters.choice("compute_precision", &[("fp32", false), ("fp16", true)])?.unwrap_or(false),
-            caching,
-            cache_dir,
+            caching: parameters.switch("enable_trt_caching", false)?,
             cuda_graph: parameters.switch("enable_cuda_graph", false)?,
             allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
             exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
-            cuda: cuda_options(parameters)?,
-            tensorrt: tensorrt_options(parameters),
-            accelerators: Vec::new(),
+            cuda: Options::new(),
+            tensorrt: tensorrt.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect(),
         };
+        for name in CUDA_PARAMETERS {
+            if let Some(text) = parameters.text(name) {
+                let value = cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?;
+                given.cuda.insert(name.to_owned(), value);
+            }
+        }
         given.check_ours()?;
-        for accelerator in &accelerators.gpu_execution_accelerator {
+        for accelerator in accelerators {
             given.add(accelerator)?;
         }
-        let wants_tensorrt = given.accelerators.iter().any(|name| name == "tensorrt");
+        let wants_tensorrt = accelerators.iter().any(|accelerator| accelerator.name == "tensorrt");
         match given.provider {
             Some(Provider::Cuda) if wants_tensorrt => {
                 return Err(field(ACCELERATORS, "'tensorrt'", "parameter 'ort_ep' is 'cuda': set it to 'trt'"));
             }
             None if wants_tensorrt => given.provider = Some(Provider::TensorRt),
-            None if !given.accelerators.is_empty() => given.provider = Some(Provider::Cuda),
+            None if !accelerators.is_empty() => given.provider = Some(Provider::Cuda),
             _ => {}
         }
         Ok(given)
@@ -179,20 +146,16 @@ impl Given {
 
     /// `optimization.execution_accelerators.gpu_execution_accelerator`, as Triton's onnxruntime backend reads it.
     fn add(&mut self, accelerator: &Accelerator) -> Result<(), ConfigError> {
-        self.accelerators.push(accelerator.name.clone());
         for (name, value) in &accelerator.parameters {
+            let refused = |allowed: String| field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed);
             let (options, name, value) = match accelerator.name.as_str() {
                 "tensorrt" => {
                     let (name, value) = tensorrt_option(name, value)?;
-                    (&mut self.tensorrt, name, value)
+                    (&mut self.tensorrt, name, value.to_owned())
                 }
-                _ => {
-                    let refused =
-                        |allowed: String| field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed);
-                    (&mut self.cuda, name.clone(), cuda_value(name, value).map_err(refused)?)
-                }
+                _ => (&mut self.cuda, name.as_str(), cuda_value(name, value).map_err(refused)?),
             };
-            if let Some(other) = options.insert(name.clone(), value.clone()).filter(|other| *other != value) {
+            if let Some(other) = options.insert(name.to_owned(), value.clone()).filter(|other| *other != value) {
                 let allowed = format!("it is also given as '{other}': remove one");
                 return Err(field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed));
             }
@@ -205,15 +168,11 @@ impl Given {
 
     fn check_ours(&self) -> Result<(), ConfigError> {
         let given = |(name, _): &&(&str, &str)| self.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
-        match OURS.iter().find(given) {
-            None => Ok(()),
-            Some((name, from)) => {
-                Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
-            }
-        }
+        let Some((name, from)) = OURS.iter().find(given) else { return Ok(()) };
+        Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
     }
 
-    fn on_gpu(self, parameters: &Parameters) -> Result<Providers, ConfigError> {
+    fn on_gpu(self) -> Result<Providers, ConfigError> {
         let provider = self.provider.unwrap_or(Provider::Cuda);
         if provider == Provider::Cpu {
             let allowed = "instances of KIND_GPU run with 'cuda' or 'trt': set KIND_CPU to run on the CPU";
@@ -223,19 +182,8 @@ impl Given {
             let allowed = "only TensorRT computes in fp16: set 'ort_ep' to 'trt', or 'compute_precision' to 'fp32'";
             return Err(bad("compute_precision", "fp16", allowed));
         }
-        let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
-        if self.cuda_graph && !parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
-            let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
-            return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
-        }
-        if self.cuda_graph && provider == Provider::TensorRt {
-            let allowed = "TensorRT replays the first graph in every run, whatever its tensors are: set it to '0', or 'ort_ep' to \
-                           'cuda'";
-            return Err(bad("enable_cuda_graph", "1", allowed));
-        }
-        if self.cuda_graph && parameters.text(ARENA_SHRINKAGE).is_some() {
-            let allowed = "it frees memory that CUDA graphs use: remove it, or set 'enable_cuda_graph' to '0'";
-            return Err(bad(ARENA_SHRINKAGE, parameters.text(ARENA_SHRINKAGE).unwrap_or_default(), allowed));
+        if self.cuda_graph {
+            self.check_graphs(provider)?;
         }
         if provider == Provider::Cuda {
             let names = self.caching.then_some("enable_trt_caching").into_iter();
@@ -252,7 +200,7 @@ impl Given {
             set("trt_fp16_enable", "1");
         }
         if self.caching && provider == Provider::TensorRt {
-            let dir = self.cache_dir.map_or_else(default_cache_dir, Ok)?;
+            let dir = self.parameters.text("trt_cache_dir").map_or_else(default_cache_dir, |dir| Ok(dir.to_owned()))?;
             set("trt_engine_cache_enable", "1");
             set("trt_engine_cache_path", &dir);
             set("trt_timing_cache_enable", "1");
@@ -267,7 +215,23 @@ impl Given {
         })
     }
 
-    fn on_cpu(&self) {
+    fn check_graphs(&self, provider: Provider) -> Result<(), ConfigError> {
+        // A list that has no number would make no graph at all.
+        let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
+        if !self.parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
+            let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
+            return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
+        }
+        if provider == Provider::TensorRt {
+            let allowed = "TensorRT replays the first graph in every run, whatever its tensors are: set it to '0', or \
+                           'ort_ep' to 'cuda'";
+            return Err(bad("enable_cuda_graph", "1", allowed));
+        }
+        let why = "it frees memory that CUDA graphs use: remove it, or set 'enable_cuda_graph' to '0'";
+        self.parameters.refuse(ARENA_SHRINKAGE, why)
+    }
+
+    fn on_cpu(self) -> Result<Providers, ConfigError> {
         let gpu_only = [
             // The provider may come from the accelerators, which are named below.
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
@@ -281,34 +245,32 @@ impl Given {
         for name in self.cuda.keys().chain(self.tensorrt.keys()) {
             log::info!("option '{name}' has no effect: instances are of KIND_CPU");
         }
-        for name in &self.accelerators {
+        for Accelerator { name, .. } in self.accelerators {
             log::info!("GPU accelerator '{name}' has no effect: instances are of KIND_CPU");
         }
+        if self.is_fp16 {
+            let allowed = "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected";
+            return Err(bad("compute_precision", "fp16", allowed));
+        }
+        // Devices for tests belong to instances of KIND_CPU.
+        Ok(Providers { exit_on_gpu_failure: self.exit_on_gpu_failure, ..Providers::default() })
     }
 }
 
+const CACHE_FOLDER: &str = "triton-stateful";
+
 fn default_cache_dir() -> Result<String, ConfigError> {
-    let folder = private_cache_folder().map_err(|why| ConfigError::MissingParameter {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    let parent = parent.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME names a folder".to_owned());
+    let folder = parent.and_then(|parent| make_private(&parent)).map_err(|why| ConfigError::MissingParameter {
         name: "trt_cache_dir",
         why: format!("'enable_trt_caching' needs a folder that only the server can write, and {why}"),
     })?;
     Ok(folder.to_string_lossy().into_owned())
 }
 
-/// The folder, in the user's cache folder, where TensorRT's engines are kept if the configuration names none.
-const CACHE_FOLDER: &str = "triton-stateful";
-
-/// Write permission of the group and of all users.
-const WRITABLE_BY_OTHERS: u32 = 0o022;
-
-/// Returns the folder, which is made if it is missing, or why it cannot be used. An engine is code that the server runs,
-/// so only the server's user may write to the folder.
-fn private_cache_folder() -> Result<PathBuf, String> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    make_private(&parent.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?)
-}
-
+/// Makes the folder if it is missing, or says why it cannot be used.
 fn make_private(parent: &Path) -> Result<PathBuf, String> {
     let folder = parent.join(CACHE_FOLDER);
     let failed = |why: String| format!("{} {why}", folder.display());
@@ -319,16 +281,17 @@ fn make_private(parent: &Path) -> Result<PathBuf, String> {
     if metadata.uid() != user {
         return Err(failed(format!("belongs to user {}, and the server runs as user {user}", metadata.uid())));
     }
-    if metadata.mode() & WRITABLE_BY_OTHERS != 0 {
+    // An engine is code that the server runs, so nobody else may put one there.
+    if metadata.mode() & 0o022 != 0 {
         return Err(failed(format!("can be written by others (mode {:o})", metadata.mode() & 0o777)));
     }
     Ok(folder)
 }
 
 /// Turns names that only Triton's onnxruntime backend has into ONNX Runtime's.
-fn tensorrt_option(name: &str, value: &str) -> Result<(String, String), ConfigError> {
+fn tensorrt_option<'a>(name: &'a str, value: &'a str) -> Result<(&'a str, &'a str), ConfigError> {
     let path = "gpu_execution_accelerator 'tensorrt', parameter 'precision_mode'";
-    let (name, value) = match (name, value) {
+    Ok(match (name, value) {
         ("precision_mode", "FP16") => ("trt_fp16_enable", "1"),
         ("precision_mode", "INT8") => ("trt_int8_enable", "1"),
         ("precision_mode", "FP32") => ("trt_fp16_enable", "0"),
@@ -336,9 +299,8 @@ fn tensorrt_option(name: &str, value: &str) -> Result<(String, String), ConfigEr
         ("max_workspace_size_bytes", value) => ("trt_max_workspace_size", value),
         ("int8_calibration_table_name", value) => ("trt_int8_calibration_table_name", value),
         ("int8_use_native_calibration_table", value) => ("trt_int8_use_native_calibration_table", value),
-        (name, value) => (name, value),
-    };
-    Ok((name.to_owned(), value.to_owned()))
+        option => option,
+    })
 }
 
 #[cfg(test)]

@@ -1,15 +1,43 @@
-//! Triton's model configuration as JSON, field by field, as far as this backend reads it.
+//! Triton's model configuration as JSON, field by field, as far as this backend reads it, and what can be wrong with it.
 //!
 //! Triton prints protobuf field names, enums by name, and 64-bit integers as numbers or as strings depending on the
 //! field; [`Int`] reads both. Fields that are not named here are left to Triton.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::PathBuf;
 
 use rows::tensor::DataType;
 use serde::de::{self, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 
-use super::error::{ConfigError, field};
+/// Why a configuration is refused. The texts go to whoever loads the model.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    // A user can't cause it, because Triton has parsed the file: it is a bug here, or Triton has changed its format.
+    #[error("the model configuration cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("parameter '{name}' is '{value}', but {allowed}")]
+    BadParameter { name: &'static str, value: String, allowed: String },
+    #[error("parameter '{name}' is not known{}", help.as_ref().map_or(String::new(), |help| format!("; {help}")))]
+    UnknownParameter { name: String, help: Option<String> },
+    #[error("parameter '{name}' is missing: {why}")]
+    MissingParameter { name: &'static str, why: String },
+    #[error("{field} is {value}, but {allowed}")]
+    BadField { field: String, value: String, allowed: String },
+    #[error("the initial state file '{file}' of state '{state}' cannot be read from {}: {why}", dir.display())]
+    InitialFile { state: String, file: String, dir: PathBuf, why: String },
+    #[error("no ONNX model in {}: {why}", dir.display())]
+    NoModelFile { dir: PathBuf, why: String },
+}
+
+pub(super) fn field(field: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
+    ConfigError::BadField { field: field.into(), value: value.into(), allowed: allowed.into() }
+}
+
+pub(super) fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) -> ConfigError {
+    ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
+}
 
 /// A 64-bit integer, written as a number or as a string of digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,14 +54,13 @@ impl<'de> Deserialize<'de> for Int {
             Text(String),
         }
         // Triton has unsigned fields. No value above i64::MAX makes a difference here.
-        let large = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let large = |number: u64| Self(i64::try_from(number).unwrap_or(i64::MAX));
         match Form::deserialize(deserializer)? {
             Form::Number(number) => Ok(Self(number)),
-            Form::Large(number) => Ok(Self(large(number))),
-            Form::Text(text) => match (text.parse(), text.parse()) {
-                (Ok(number), _) => Ok(Self(number)),
-                (_, Ok(number)) => Ok(Self(large(number))),
-                (Err(error), _) => Err(de::Error::custom(error)),
+            Form::Large(number) => Ok(large(number)),
+            Form::Text(text) => match text.parse() {
+                Ok(number) => Ok(Self(number)),
+                Err(error) => text.parse().map(large).map_err(|_| de::Error::custom(error)),
             },
         }
     }
@@ -41,8 +68,7 @@ impl<'de> Deserialize<'de> for Int {
 
 /// Messages of Triton's protobuf schema. A field that is not written has protobuf's default.
 macro_rules! messages {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
-        $(#[$doc])*
+    ($($name:ident { $($field:ident: $type:ty,)* })*) => {$(
         #[derive(Clone, Debug, Default, Deserialize)]
         #[serde(default)]
         pub struct $name {
@@ -128,13 +154,13 @@ messages! {
     SequenceBatching {
         max_sequence_idle_microseconds: Int,
         oldest: Option<Oldest>,
-        direct: Option<Direct>,
+        direct: Direct,
         control_input: Vec<ControlInput>,
         state: Vec<State>,
         iterative_sequence: bool,
     }
 
-    /// Triton prints the dims of a state as numbers and those of its initial state as strings.
+    // Triton prints the dims of a state as numbers and those of its initial state as strings, so `Int` reads both.
     State {
         input_name: String,
         output_name: String,
@@ -178,7 +204,6 @@ messages! {
     }
 }
 
-/// A count or a time, which cannot be negative.
 pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
     usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
 }

@@ -4,7 +4,7 @@ use sequences::scheduler::IdleRule;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ControlKind, FalseTrue, PollWait};
+use crate::config::{ControlKind, FalseTrue, scans};
 
 fn minimal() -> Value {
     json!({
@@ -186,7 +186,7 @@ fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Con
 fn one_instance_without_sequence_batching_is_scheduled_by_this_backend() {
     let own = |parameters: &[(&str, &str)]| match without_batching(parameters, 1).unwrap().strategy {
         Strategy::Own(own) => own,
-        other => panic!("{other}"),
+        other => panic!("{other:?}"),
     };
     let as_it_comes = own(&[]);
     assert_eq!((as_it_comes.workers, as_it_comes.rules.max_sequences), (1, 500));
@@ -204,10 +204,10 @@ fn options_of_openvino_model_server_keep_its_rule_for_idle_sequences() {
             config["parameters"][*name] = json!({ "string_value": value });
         }
         let mut partial = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
-        partial.poll_wait = by_server.map(|minutes| PollWait::new(minutes).unwrap());
+        partial.scans_of_server = by_server.map(|minutes| scans(minutes).unwrap());
         match partial.resolve().unwrap().strategy {
             Strategy::Own(own) => own.rules.idle,
-            other => panic!("{other}"),
+            other => panic!("{other:?}"),
         }
     };
     let (scans, after) = (|seconds| IdleRule::TwoScans(Duration::from_secs(seconds)), IdleRule::After);
@@ -225,7 +225,7 @@ fn options_of_openvino_model_server_keep_its_rule_for_idle_sequences() {
     let both = [("sequence_idle_timeout_ms", "1500"), ("idle_sequence_cleanup", "false"), ("stateful", "true")];
     assert_eq!(rule(&both, Some("2")), after(Duration::from_millis(1500)));
     for wrong in ["soon", "-1", "inf", "NaN", "1e300"] {
-        assert_eq!(PollWait::new(wrong), None, "{wrong}");
+        assert_eq!(crate::config::scans(wrong), None, "{wrong}");
         let error = without_batching(&[(SCANS, wrong)], 1).unwrap_err().to_string();
         assert!(error.contains(SCANS) && error.contains(wrong) && error.contains("number of minutes"), "{error}");
     }
@@ -277,7 +277,7 @@ fn controls_keep_their_type_and_values() {
         { "name": "r", "control": [{ "kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [false, true] }] },
         { "name": "c", "control": [{ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64" }] },
     ]);
-    let controls = parse(&config).unwrap().controls;
+    let controls = parse(&config).unwrap().written.controls;
     assert_eq!(controls[0].kind, ControlKind::Start(FalseTrue { no: 0.0, yes: 1.5 }));
     assert_eq!(controls[1].kind, ControlKind::End(FalseTrue { no: 3.0, yes: 7.0 }));
     assert_eq!(controls[2].kind, ControlKind::Ready(FalseTrue { no: 0.0, yes: 1.0 }));

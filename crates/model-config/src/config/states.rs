@@ -2,31 +2,24 @@
 
 use rows::tensor::{DataType, PaddingSide};
 use stateful_convert::StatePair;
+use stateful_convert::report::{StartsAt, State};
 
-use super::error::{ConfigError, bad, field};
 use super::initial::{DeclaredInitial, InitialValue, initial_states, machine_memory};
 use super::parameters::{self, Assigned, PairPattern, Parameters};
-use super::raw::{self, data_type, dims};
+use super::raw::{self, ConfigError, bad, data_type, dims, field};
 
-/// The parameter that lets states of different lengths share a run.
 pub const GROWING_PADDING: &str = "growing_padding";
 
-/// What the configuration says about states.
 #[derive(Clone, Debug)]
 pub struct States {
-    /// `state_pairs`.
     pub pairs: StatePairs,
-    /// `state_pair_patterns`.
     pub patterns: Vec<PairPattern>,
-    /// `sequence_batching.state`.
     pub declared: Vec<DeclaredState>,
     /// `initial_states`: the name of a state's input, and its value.
     pub initial: Vec<(String, InitialValue)>,
     /// `initial_state_model`: a file in the version folder.
     pub initial_model: Option<String>,
-    /// `state_dims`.
     pub dims: Vec<StateDims>,
-    /// How much memory states that vary in size may have.
     pub limits: StateLimits,
     /// `growing_padding`: where states are padded so that rows of different lengths share a run; `None` if they don't.
     pub growing_padding: Option<PaddingSide>,
@@ -43,16 +36,13 @@ pub struct StateDims {
     pub batch_axis: Option<usize>,
 }
 
-/// `state_pairs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatePairs {
-    /// The parameter is not written.
     Absent,
     /// `auto`: the states are found by their names.
     Auto,
     /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types and dims.
     AutoByShape,
-    /// The pairs are listed.
     Listed(Vec<StatePair>),
     /// The states of a model that was converted at load.
     Converted(Vec<StatePair>),
@@ -61,51 +51,31 @@ pub enum StatePairs {
 /// The value of `state_pairs` that confirms pairs that are found by types and dims.
 pub const BY_SHAPE: &str = "auto-by-shape";
 
-/// The states of a model that was converted at load.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ConvertedStates {
-    /// The inputs and outputs that are their ends.
-    pub pairs: Vec<StatePair>,
-    /// The values at which states start that don't start at zero, with the names of the states' inputs.
-    pub values: Vec<(String, f64)>,
-    /// Whether the conversion made a model for initial states.
-    pub has_initial_model: bool,
-}
-
 /// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairsFrom {
-    /// `state_pairs`.
     Parameter,
-    /// The description in the model's graph.
     Description,
-    /// The names of the model's inputs and outputs.
     Names,
     /// Their names, and where those say nothing, their types and dims.
     Shapes,
-    /// The conversion at load.
     Conversion,
 }
 
 /// An entry of `sequence_batching.state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredState {
-    /// The input and output that are its ends.
     pub pair: StatePair,
-    /// The type that the configuration gives it.
     pub data_type: DataType,
     /// Without the batch axis, or with -1 in its place; -1 is open.
     pub dims: Vec<i64>,
-    /// Its value when a sequence starts, if one is written.
     pub initial: Option<DeclaredInitial>,
 }
 
 /// Most bytes of the states that vary in size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLimits {
-    /// `max_state_bytes_per_sequence`.
     pub per_sequence: usize,
-    /// `max_state_bytes`.
     pub total: usize,
     /// Whether the configuration has one of the two.
     pub are_written: bool,
@@ -120,25 +90,25 @@ impl States {
             Some(text) => StatePairs::Listed(parameters::state_pairs(text)?),
         };
         let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
-        let patterns = patterns.unwrap_or_default();
         let declared = declared.iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
-        let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
+        let initial = initial_states(parameters)?;
         let initial_model = parameters.text("initial_state_model").map(str::to_owned);
-        let dims = parameters.text("state_dims").map(state_dims).transpose()?.unwrap_or_default();
-        for StateDims { name, .. } in &dims {
-            if declared.iter().any(|state: &DeclaredState| state.pair.input == *name) {
-                let rule = format!("'{name}' has its dims in 'sequence_batching.state': write them in one place");
-                return Err(bad("state_dims", name, rule));
-            }
+        let dims = state_dims(parameters)?;
+        // If the two differed, nothing would say which of them is right.
+        let twice = |state: &&StateDims| declared.iter().any(|other: &DeclaredState| other.pair.input == state.name);
+        if let Some(StateDims { name, .. }) = dims.iter().find(twice) {
+            let rule = format!("'{name}' has its dims in 'sequence_batching.state': write them in one place");
+            return Err(bad("state_dims", name, rule));
         }
         let sides = [("left", PaddingSide::Left), ("right", PaddingSide::Right)];
         let growing_padding = parameters.choice(GROWING_PADDING, &sides)?;
         let limits = StateLimits::new(parameters)?;
+        let patterns = patterns.unwrap_or_default();
         Ok(Self { pairs, patterns, declared, initial, initial_model, dims, limits, growing_padding })
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
-    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find` finds in the signature.
+    /// description; if it names none, those that `find` finds in the signature.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
@@ -151,6 +121,7 @@ impl States {
             StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
             // Triton keeps only declared states, so a configuration for it declares all of them.
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
+            // NVIDIA's stateful_backend reads the pairs from that description.
             StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
                 if described.is_empty() { (find()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
@@ -159,22 +130,24 @@ impl States {
         Ok((self.union(&found)?, from))
     }
 
-    /// Takes the states of a converted model.
-    pub fn set_converted(&mut self, converted: ConvertedStates) -> Result<(), ConfigError> {
-        let ConvertedStates { pairs, values, has_initial_model } = converted;
-        if let Some(file) = self.initial_model.as_ref().filter(|_| has_initial_model) {
+    /// Takes the states of a converted model. `computes_initial`: the conversion made a model that computes where they start.
+    pub fn set_converted(&mut self, states: &[State], computes_initial: bool) -> Result<(), ConfigError> {
+        if let Some(file) = self.initial_model.as_ref().filter(|_| computes_initial) {
             let rule = "the converted model computes where its states start: leave it out, or write \
                         'use_const_initializer' 'true'";
             return Err(bad("initial_state_model", file, rule));
         }
-        for (state, value) in values {
+        for State { pair, starts_at, .. } in states {
             // What the configuration says comes first.
-            if self.initial.iter().all(|(name, _)| *name != state) {
-                self.initial.push((state, InitialValue::Fill(value.to_string())));
+            let is_written = self.initial.iter().any(|(name, _)| *name == pair.input);
+            if let StartsAt::Value(value) = starts_at
+                && !is_written
+            {
+                self.initial.push((pair.input.clone(), InitialValue::Fill(value.to_string())));
             }
         }
-        if !pairs.is_empty() {
-            self.pairs = StatePairs::Converted(pairs);
+        if !states.is_empty() {
+            self.pairs = StatePairs::Converted(states.iter().map(|state| state.pair.clone()).collect());
         }
         Ok(())
     }
@@ -182,11 +155,20 @@ impl States {
     /// The pairs that are `found` and those that are declared. A name may be in one pair only.
     fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
         let mut all: Vec<StatePair> = Vec::new();
+        // A state may be both listed and declared. Of two pairs that share one end, one is a mistake.
         for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
             match all.iter().find(|known| known.input == pair.input || known.output == pair.output) {
                 None => all.push(pair.clone()),
                 Some(known) if known == pair => {}
-                Some(known) => return Err(conflict(known, pair)),
+                Some(known) => {
+                    let name = if known.input == pair.input { &pair.input } else { &pair.output };
+                    let why = format!(
+                        "'{name}' is also in <<<{}, {}>>>; a name may stand in one pair only, of 'state_pairs' and \
+                         'sequence_batching.state' together",
+                        known.input, known.output
+                    );
+                    return Err(field(format!("the state {pair}"), "in conflict", why));
+                }
             }
         }
         Ok(all)
@@ -194,10 +176,10 @@ impl States {
 
     /// The files of initial states: the name of a state's input, and the file in the folder `initial_state`.
     pub fn initial_files(&self) -> impl Iterator<Item = (&str, &str)> {
-        let declared = self
-            .declared
-            .iter()
-            .filter_map(|state| Some((state.pair.input.as_str(), state.initial.as_ref()?.file.as_deref()?)));
+        let declared = self.declared.iter().filter_map(|state| {
+            let file = state.initial.as_ref()?.file.as_deref()?;
+            Some((state.pair.input.as_str(), file))
+        });
         let named = self.initial.iter().filter_map(|(state, value)| match value {
             InitialValue::File(file) | InitialValue::Array { file, .. } => Some((state.as_str(), file.as_str())),
             _ => None,
@@ -205,7 +187,6 @@ impl States {
         declared.chain(named)
     }
 
-    /// The entry of `state_dims` for the state of this input, if it has one.
     pub fn written_dims(&self, input: &str) -> Option<&StateDims> {
         self.dims.iter().find(|state| state.name == input)
     }
@@ -218,7 +199,6 @@ impl States {
         }
     }
 
-    /// Whether `sequence_batching.state` has an entry for the state of this input.
     pub fn is_declared(&self, input: &str) -> bool {
         self.declared.iter().any(|state| state.pair.input == input)
     }
@@ -228,23 +208,9 @@ impl States {
         self.dims.iter().find(|state| state.batch_axis.is_none())
     }
 
-    /// The entry of `sequence_batching.state` for a state, if it has one.
     pub fn declaration(&self, pair: &StatePair) -> Option<&DeclaredState> {
         self.declared.iter().find(|state| state.pair == *pair)
     }
-}
-
-fn conflict(known: &StatePair, pair: &StatePair) -> ConfigError {
-    let name = if known.input == pair.input { &pair.input } else { &pair.output };
-    field(
-        format!("the state <<<{}, {}>>>", pair.input, pair.output),
-        "in conflict",
-        format!(
-            "'{name}' is also in <<<{}, {}>>>; a name may stand in one pair only, of 'state_pairs' and \
-             'sequence_batching.state' together",
-            known.input, known.output
-        ),
-    )
 }
 
 impl DeclaredState {
@@ -267,28 +233,24 @@ impl DeclaredState {
     }
 }
 
-/// The word for the batch dimension in `state_dims`.
 const BATCH: &str = "batch";
 
-/// Reads `name=[batch, 4, -1, 128]`.
-fn state_dims(text: &str) -> Result<Vec<StateDims>, ConfigError> {
-    const NAME: &str = "state_dims";
+fn state_dims(parameters: &Parameters) -> Result<Vec<StateDims>, ConfigError> {
     const FORM: &str = "'name=[dims]' is expected, separated by spaces or commas: 'batch' at most once for the batch \
                         dimension, -1 for a dimension that varies, else its length";
     let dim = |word: &String| match word.as_str() {
         BATCH => Ok(-1),
-        word => word.parse().ok().filter(|&dim| dim >= -1).ok_or_else(|| bad(NAME, text, FORM)),
+        word => word.parse().ok().filter(|&dim| dim >= -1).ok_or(FORM),
     };
-    let state = |(name, written): (String, Assigned)| {
-        let Assigned::List(words) = written else { return Err(bad(NAME, text, FORM)) };
-        let mut batch_axes = (0..words.len()).filter(|&axis| words[axis] == BATCH);
-        let (batch_axis, second) = (batch_axes.next(), batch_axes.next());
-        if second.is_some() {
-            return Err(bad(NAME, text, FORM));
+    parameters.assigned("state_dims", FORM, None, |name, written| {
+        let Assigned::List(words) = written else { return Err(FORM.to_owned()) };
+        let batch_axes: Vec<usize> = (0..words.len()).filter(|&axis| words[axis] == BATCH).collect();
+        if batch_axes.len() > 1 {
+            return Err(FORM.to_owned());
         }
-        Ok(StateDims { name, dims: words.iter().map(dim).collect::<Result<_, _>>()?, batch_axis })
-    };
-    parameters::assignments(NAME, text, FORM)?.into_iter().map(state).collect()
+        let dims = words.iter().map(dim).collect::<Result<_, _>>()?;
+        Ok(StateDims { name, dims, batch_axis: batch_axes.first().copied() })
+    })
 }
 
 /// The line of config.pbtxt that gives the dims of states: each with its batch axis.
@@ -296,7 +258,6 @@ pub fn state_dims_line(states: impl IntoIterator<Item = StateDims>) -> String {
     parameters::parameter_line("state_dims", &state_dims_text(states))
 }
 
-/// The value of that line.
 pub fn state_dims_text(states: impl IntoIterator<Item = StateDims>) -> String {
     let entry = |state: StateDims| {
         let dim = |(axis, dim): (usize, &i64)| {
@@ -346,7 +307,7 @@ mod tests {
     #[test]
     fn the_states_are_the_union_of_both_lists_and_a_name_is_in_one_pair_only() {
         let states = config(json!([state("b", "b2"), state("a", "a2")]), &[("state_pairs", "<<<c, c2>>> <<<a, a2>>>")]);
-        let states = states.unwrap().states;
+        let states = states.unwrap().written.states;
         let StatePairs::Listed(pairs) = &states.pairs else { panic!("pairs are written") };
         assert_eq!(states.union(pairs).unwrap(), [pair("c", "c2"), pair("a", "a2"), pair("b", "b2")]);
         for other in [pair("a", "x"), pair("x", "a2")] {
@@ -360,7 +321,7 @@ mod tests {
     #[test]
     fn the_dims_of_states_are_read_and_written() {
         let text = "k=[batch, 17, -1, 512] att=[2, 4, -1, 8], n=[]";
-        let written = config(json!([]), &[("state_dims", text)]).unwrap().states.dims;
+        let written = config(json!([]), &[("state_dims", text)]).unwrap().written.states.dims;
         let of =
             |name: &str, dims: &[i64], batch_axis| StateDims { name: name.to_owned(), dims: dims.to_vec(), batch_axis };
         let expected = [of("k", &[-1, 17, -1, 512], Some(0)), of("att", &[2, 4, -1, 8], None), of("n", &[], None)];
@@ -396,7 +357,7 @@ mod tests {
         declared["initial_state"] =
             json!([{ "name": "i", "data_type": "TYPE_FP32", "dims": ["2", "3"], "data_file": "f" }]);
         let written = "x=file:g, y=1 z=[1,2] v=npz:h.npz w=npz:h.npz:a:0 m=metadata:k+l n=metadata:k+zeros";
-        let states = config(json!([declared]), &[("initial_states", written)]).unwrap().states;
+        let states = config(json!([declared]), &[("initial_states", written)]).unwrap().written.states;
         let expected = DeclaredInitial { dims: vec![2, 3], file: Some("f".to_owned()) };
         assert_eq!(states.declared[0].initial, Some(expected));
         let files = [("a", "f"), ("x", "g"), ("v", "h.npz"), ("w", "h.npz")];

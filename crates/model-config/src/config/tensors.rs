@@ -6,9 +6,8 @@ use std::fmt;
 use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};
 
-use super::error::{ConfigError, bad, field};
-use super::parameters::{self, Assigned, Parameters, parameter_line};
-use super::raw::{self, data_type};
+use super::parameters::{Parameters, parameter_line, with_axis};
+use super::raw::{self, ConfigError, data_type, field};
 
 /// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
 pub const ID_TENSOR: &str = "sequence_id";
@@ -16,16 +15,11 @@ pub const ID_TENSOR: &str = "sequence_id";
 pub const CONTROL_INPUT: &str = "sequence_control_input";
 /// In front of the name of a state, the name of its tensor in the State API.
 pub const STATE_PREFIX: &str = "state.";
-/// The tensor with a snapshot of a sequence.
 pub const STATE_SNAPSHOT: &str = "state_snapshot";
-/// The output that describes the states of a sequence.
 pub const STATE_INFO: &str = "state_info";
 
-/// An entry of `input` or `output`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the other names say it")]
 pub struct TensorConfig {
-    /// Name in the model and in requests.
     pub name: String,
     pub data_type: DataType,
     /// Dimensions in the model (after `reshape`), without Triton's batch dimension; -1 is open.
@@ -36,15 +30,11 @@ pub struct TensorConfig {
 /// The tensors for ids and controls beside the model's. Only a model that this backend schedules itself has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakesIds {
-    /// Input [`ID_TENSOR`].
     pub id: bool,
-    /// Input [`CONTROL_INPUT`].
     pub control: bool,
-    /// Output [`ID_TENSOR`].
     pub output: bool,
 }
 
-/// The tensors of the State API that a configuration lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateApiTensors {
     pub inputs: Vec<TensorConfig>,
@@ -56,20 +46,15 @@ pub fn is_state_tensor(name: &str) -> bool {
     name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name)
 }
 
-/// A `control_input` that the model may take.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Control {
     pub name: String,
     pub kind: ControlKind,
 }
 
-/// What a control input says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ControlKind {
-    /// The request starts a sequence.
     Start(FalseTrue),
-    /// The request ends its sequence.
     End(FalseTrue),
     /// The row carries a request and is no padding.
     Ready(FalseTrue),
@@ -79,38 +64,27 @@ pub enum ControlKind {
 
 impl fmt::Display for ControlKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Start(values) => write!(f, "CONTROL_SEQUENCE_START, {values}"),
-            Self::End(values) => write!(f, "CONTROL_SEQUENCE_END, {values}"),
-            Self::Ready(values) => write!(f, "CONTROL_SEQUENCE_READY, {values}"),
-            Self::CorrelationId(data_type) => write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
-        }
+        let (name, FalseTrue { no, yes }) = match self {
+            Self::Start(values) => ("START", values),
+            Self::End(values) => ("END", values),
+            Self::Ready(values) => ("READY", values),
+            Self::CorrelationId(data_type) => return write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
+        };
+        write!(f, "CONTROL_SEQUENCE_{name}, {no} for no, {yes} for yes")
     }
 }
 
-/// The two values of a boolean control. The model may take another type than the configuration names, as in
-/// configurations for NVIDIA's stateful_backend, which write `int32_false_true` for a BOOL input.
+// The values of a boolean control have no type here, because the model may take another one than the configuration names:
+// configurations for NVIDIA's stateful_backend write `int32_false_true` for a BOOL input.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FalseTrue {
     pub no: f64,
     pub yes: f64,
 }
 
-impl fmt::Display for FalseTrue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} for no, {} for yes", self.no, self.yes)
-    }
-}
-
 pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
-    let mut controls = Vec::new();
-    for input in raw {
-        for control in &input.control {
-            controls.push(Control { name: input.name.clone(), kind: control_kind(&input.name, control)? });
-        }
-    }
-    Ok(controls)
+    let all = raw.iter().flat_map(|input| input.control.iter().map(move |control| (&input.name, control)));
+    all.map(|(name, control)| Ok(Control { name: name.clone(), kind: control_kind(name, control)? })).collect()
 }
 
 fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
@@ -130,15 +104,14 @@ fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigErr
         ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
         ([], [no, yes], []) => Ok(FalseTrue { no: as_written(*no), yes: as_written(*yes) }),
         ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
-        _ => Err(field(
-            path,
-            &control.kind,
-            "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected",
-        )),
+        _ => {
+            let allowed = "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected";
+            Err(field(path, &control.kind, allowed))
+        }
     }
 }
 
-/// The number as config.pbtxt has it. A cast of 0.2 from f32 to f64 would give 0.20000000298.
+// The number as config.pbtxt has it. A cast of 0.2 from f32 to f64 would give 0.20000000298.
 fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
@@ -147,6 +120,7 @@ pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorCon
     let mut tensors: Vec<TensorConfig> = Vec::with_capacity(raw.len());
     for tensor in raw {
         let data_type = data_type(&format!("{list} '{}'.data_type", tensor.name), &tensor.data_type)?;
+        // Core reshapes requests and responses, so the backend sees only the shapes of the model.
         let dims = tensor.reshape.map_or(tensor.dims, |reshape| reshape.shape);
         if tensors.iter().any(|known| known.name == tensor.name) {
             return Err(field(format!("{list} '{}'", tensor.name), "given twice", "a name may stand there once only"));
@@ -170,23 +144,21 @@ pub(super) fn take_tensor(
     };
     let TensorConfig { data_type, dims, .. } = tensors.remove(at);
     if (data_type, &dims) != (wanted.data_type, &wanted.dims) {
-        return Err(field(
-            format!("{list} '{name}'"),
-            format!("{data_type} {}", Dims(&dims)),
-            format!("a sequence's id or control is {} {}", wanted.data_type, Dims(&wanted.dims)),
-        ));
+        let allowed = format!("a sequence's id or control is {} {}", wanted.data_type, Dims(&wanted.dims));
+        return Err(field(format!("{list} '{name}'"), format!("{data_type} {}", Dims(&dims)), allowed));
     }
     Ok(true)
 }
 
 /// Adds tensors to `input` or `output` of the document; those for ids and controls stay behind the others.
 pub(super) fn add_tensors(list: &mut Value, tensors: &[TensorConfig]) {
-    if let Value::Array(listed) = list {
-        listed.extend(tensors.iter().map(TensorConfig::to_json));
-        listed.sort_by_key(|tensor| [ID_TENSOR, CONTROL_INPUT].iter().any(|name| tensor["name"] == *name));
-    } else {
-        *list = tensors.iter().map(TensorConfig::to_json).collect();
+    if tensors.is_empty() {
+        return;
     }
+    let mut listed = list.as_array().cloned().unwrap_or_default();
+    listed.extend(tensors.iter().map(TensorConfig::to_json));
+    listed.sort_by_key(|tensor| [ID_TENSOR, CONTROL_INPUT].iter().any(|name| tensor["name"] == *name));
+    *list = Value::Array(listed);
 }
 
 impl TensorConfig {
@@ -207,7 +179,6 @@ impl TensorConfig {
 /// An input that gets the end of the sequence's previous input in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Name of the input.
     pub input: String,
     /// Elements of the previous input, along the axis.
     pub length: usize,
@@ -215,7 +186,6 @@ pub struct Context {
     pub new: Option<usize>,
     /// The axis in the model, if it is written.
     pub axis: Option<usize>,
-    /// What the first inference has in front.
     pub first: FirstRequest,
 }
 
@@ -223,7 +193,6 @@ pub struct Context {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstRequest {
     #[default]
-    /// Zeros.
     Zeros,
     /// The first element of the request, as often as the context is long.
     Repeat,
@@ -237,69 +206,59 @@ const FIRST: [(&str, FirstRequest); 3] =
 /// An input whose rows are filled up to one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedInput {
-    /// Name of the input.
     pub input: String,
-    /// Name of the input that takes each row's own length.
+    /// The input that takes each row's own length.
     pub lengths: String,
-    /// The axis in the model, if it is written.
     pub axis: Option<usize>,
 }
 
 /// An output of a padded run. Each row's response gets the part that belongs to the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedOutput {
-    /// Name of the output.
     pub output: String,
-    /// Name of the output that gives the length of each row's part; `None` if a row has all of it.
+    /// The output that gives the length of each row's part; `None` if a row has all of it.
     pub lengths: Option<String>,
 }
 
-/// `padded_inputs` and `padded_outputs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ragged {
-    /// Inputs whose rows are filled up to one length.
     pub inputs: Vec<PaddedInput>,
-    /// Outputs whose part for each row is configured.
     pub outputs: Vec<PaddedOutput>,
 }
 
-const ALL: &str = "all";
 const CONTEXT: &str = "input_context";
 
 pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
     const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
                         separated by spaces or commas, is expected";
-    let Some(text) = parameters.text(CONTEXT) else { return Ok(Vec::new()) };
-    let context = |(input, value)| {
-        let (value, first) = with_first(text, FORM, value)?;
-        let (value, axis) = with_axis(CONTEXT, text, FORM, value)?;
-        let elements = |number: &str| match number.parse::<u32>() {
-            Ok(0) | Err(_) => {
-                Err(bad(CONTEXT, text, format!("'{input}' has '{number}' elements: 1 or more are expected; {FORM}")))
+    parameters.assigned(CONTEXT, FORM, None, |input, value| {
+        let value = value.one(FORM)?;
+        let (value, first) = match value.rsplit_once(':') {
+            None => (value.as_str(), FirstRequest::default()),
+            Some((value, word)) => {
+                let first = FIRST.iter().find(|(known, _)| *known == word);
+                let none = || format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {FORM}");
+                (value, first.ok_or_else(none)?.1)
             }
+        };
+        let (value, axis) = with_axis(value).map_err(|why| format!("{why}; {FORM}"))?;
+        let elements = |number: &str| match number.parse::<u32>() {
+            Ok(0) | Err(_) => Err(format!("'{input}' has '{number}' elements: 1 or more are expected; {FORM}")),
             Ok(elements) => Ok(elements as usize),
         };
         let (length, new) = match value.split_once('+') {
             Some((length, new)) => (elements(length)?, Some(elements(new)?)),
-            None => (elements(&value)?, None),
+            None => (elements(value)?, None),
         };
         Ok(Context { input, length, new, axis, first })
-    };
-    parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
+    })
 }
 
-/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. They stay text, because only the
-/// model says their data type.
-pub(super) fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them.
+pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
-    let values = |value| match value {
-        Assigned::One(value) => vec![value],
-        Assigned::List(values) => values,
-    };
-    let assigned = parameters::assignments("constant_inputs", text, FORM)?;
-    let constants: Vec<_> = assigned.into_iter().map(|(name, value)| (name, values(value))).collect();
-    let is_empty = constants.iter().any(|(_, values)| values.is_empty());
-    if is_empty { Err(bad("constant_inputs", text, FORM)) } else { Ok(constants) }
+    // The values stay text, because only the model says their data type.
+    parameters.assigned("constant_inputs", FORM, None, |name, value| Ok((name, value.values(FORM)?)))
 }
 
 /// The line of config.pbtxt that gives the context of `input` this axis and leaves the others as they are.
@@ -321,6 +280,7 @@ impl Context {
     /// along it.
     pub fn sent(&self, dim: i64) -> Option<i64> {
         let window = self.window(dim);
+        // The model takes any length, so requests may bring any.
         if window < 0 {
             return Some(-1);
         }
@@ -356,56 +316,23 @@ impl fmt::Display for Context {
 
 impl Ragged {
     pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
-        const INPUTS: &str = "padded_inputs";
         const OUTPUTS: &str = "padded_outputs";
         const INPUT_FORM: &str =
             "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
         const OUTPUT_FORM: &str = "'output=lengths_output' or 'output=all', separated by spaces or commas, is expected";
-        let assignments = |name, form| {
-            let text = parameters.text(name).unwrap_or_default();
-            parameters::assignments(name, text, form).map(|written| (text, written))
-        };
-        let (text, written) = assignments(INPUTS, INPUT_FORM)?;
-        let input = |(input, value)| {
-            let (lengths, axis) = with_axis(INPUTS, text, INPUT_FORM, value)?;
-            Ok::<_, ConfigError>(PaddedInput { input, lengths, axis })
-        };
-        let inputs: Vec<_> = written.into_iter().map(input).collect::<Result<_, _>>()?;
-        let (text, written) = assignments(OUTPUTS, OUTPUT_FORM)?;
-        let output = |(output, value)| match value {
-            Assigned::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
-            Assigned::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
-        };
-        let outputs: Vec<_> = written.into_iter().map(output).collect::<Result<_, _>>()?;
+        let inputs = parameters.assigned("padded_inputs", INPUT_FORM, None, |input, value| {
+            let value = value.one(INPUT_FORM)?;
+            let (lengths, axis) = with_axis(&value).map_err(|why| format!("{why}; {INPUT_FORM}"))?;
+            Ok(PaddedInput { input, lengths: lengths.to_owned(), axis })
+        })?;
+        let outputs = parameters.assigned(OUTPUTS, OUTPUT_FORM, None, |output, value| {
+            Ok(PaddedOutput { output, lengths: Some(value.one(OUTPUT_FORM)?).filter(|name| name != "all") })
+        })?;
         if inputs.is_empty() && !outputs.is_empty() {
-            return Err(bad(OUTPUTS, text, "it needs 'padded_inputs'"));
+            parameters.refuse(OUTPUTS, "it needs 'padded_inputs'")?;
         }
         Ok(Self { inputs, outputs })
     }
-}
-
-/// Splits `value:first`.
-fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, FirstRequest), ConfigError> {
-    let Assigned::One(value) = value else { return Err(bad(CONTEXT, text, form)) };
-    let Some((value, word)) = value.rsplit_once(':') else {
-        return Ok((Assigned::One(value), FirstRequest::default()));
-    };
-    match FIRST.iter().find(|(known, _)| *known == word) {
-        Some((_, first)) => Ok((Assigned::One(value.to_owned()), *first)),
-        None => Err(bad(CONTEXT, text, format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {form}"))),
-    }
-}
-
-/// Splits `value@axis`.
-fn with_axis(
-    name: &'static str,
-    text: &str,
-    form: &str,
-    value: Assigned,
-) -> Result<(String, Option<usize>), ConfigError> {
-    let Assigned::One(value) = value else { return Err(bad(name, text, form)) };
-    let (value, axis) = parameters::with_axis(&value).map_err(|why| bad(name, text, format!("{why}; {form}")))?;
-    Ok((value.to_owned(), axis))
 }
 
 #[cfg(test)]
@@ -476,10 +403,11 @@ mod tests {
     fn constants_are_numbers_or_lists() {
         let list = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
         let expected = vec![("sr".to_owned(), list(&["16000"])), ("l".to_owned(), list(&["1", "2"]))];
-        assert_eq!(constant_inputs("sr=16000, l=[1, 2]").unwrap(), expected);
-        assert_eq!(constant_inputs(" sr = 16000 l=[1,2] ").unwrap(), expected);
+        let constants = |text| config(&[("constant_inputs", text)]).map(|config| config.constants.clone());
+        assert_eq!(constants("sr=16000, l=[1, 2]").unwrap(), expected);
+        assert_eq!(constants(" sr = 16000 l=[1,2] ").unwrap(), expected);
         for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
-            assert!(constant_inputs(text).is_err(), "{text}");
+            assert!(constants(text).is_err(), "{text}");
         }
     }
 }

@@ -1,0 +1,248 @@
+//! What makes a request take several steps: `input_windows`, for inputs that requests bring in any length and the model gets
+//! in windows of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
+
+use std::fmt;
+
+use super::parameters::{self, Parameters, parameter_line, with_axis};
+use super::raw::{ConfigError, bad};
+
+pub const INPUT_WINDOWS: &str = "input_windows";
+pub const MAX_STEPS: &str = "max_steps_per_request";
+pub const REPEAT: &str = "repeat";
+pub const REPEAT_UNTIL: &str = "repeat_until";
+
+// An hour of steps of 32 ms has 112,500.
+pub const USUAL_MOST_STEPS: usize = 1 << 17;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    pub inputs: Vec<Window>,
+    pub most_steps: Option<usize>,
+}
+
+/// An input that is cut into windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub input: String,
+    /// New elements of a window, along the axis.
+    pub length: usize,
+    pub axis: Option<usize>,
+    /// Whether zeros fill up the last window at END.
+    pub pads: bool,
+}
+
+/// What a step of a request gives to the next one, and what ends the steps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repeat {
+    /// Empty if a request is not repeated.
+    pub feeds: Vec<Feed>,
+    /// Empty if only the number of steps ends them.
+    pub until: Vec<Stop>,
+}
+
+/// An output that becomes an input of the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feed {
+    pub output: String,
+    pub input: String,
+}
+
+/// An output that ends the steps when one of its elements has one of these values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stop {
+    pub output: String,
+    pub values: Vec<String>,
+}
+
+impl Windows {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        const FORM: &str =
+            "'input=elements', then '@axis' and ':pad' if needed, separated by spaces or commas, is expected";
+        let inputs = parameters.assigned(INPUT_WINDOWS, FORM, None, |input, value| {
+            let value = value.one(FORM)?;
+            let (value, pads) = match value.rsplit_once(':') {
+                None => (value.as_str(), false),
+                Some((value, "pad")) => (value, true),
+                Some((_, word)) => return Err(format!("'{word}' is not 'pad'; {FORM}")),
+            };
+            let (value, axis) = with_axis(value).map_err(|why| format!("{why}; {FORM}"))?;
+            // As u32, so that its sum with a context's length can't overflow.
+            match value.parse::<u32>() {
+                Ok(length) if length > 0 => Ok(Window { input, length: length as usize, axis, pads }),
+                _ => Err(format!("'{input}' has windows of '{value}' elements: 1 or more are expected; {FORM}")),
+            }
+        })?;
+        if inputs.is_empty() {
+            parameters.refuse(INPUT_WINDOWS, FORM)?;
+        }
+        // One step takes a window of each input, so all of them must end in the same step.
+        let [padded, other] = [true, false].map(|pads| inputs.iter().find(|window| window.pads == pads));
+        if let (Some(padded), Some(other)) = (padded, other) {
+            let why = format!(
+                "'{}' has ':pad' and '{}' has not: all inputs make the same steps, so write it for all or for none",
+                padded.input, other.input
+            );
+            parameters.refuse(INPUT_WINDOWS, &why)?;
+        }
+        let most_steps = parameters.number(MAX_STEPS, 1..=1usize << 32, "a number of steps from 1 to 4294967296")?;
+        if inputs.is_empty() && parameters.text(REPEAT).is_none() {
+            let why = "it needs 'input_windows' or 'repeat': without these, a request is one step";
+            parameters.refuse(MAX_STEPS, why)?;
+        }
+        Ok(Self { inputs, most_steps })
+    }
+
+    pub fn are_cut(&self) -> bool {
+        !self.inputs.is_empty()
+    }
+
+    pub fn of(&self, input: &str) -> Option<&Window> {
+        self.inputs.iter().find(|window| window.input == input)
+    }
+
+    /// The line of config.pbtxt that gives the windows of `input` this axis and leaves the others as they are.
+    pub fn line_with_axis(&self, input: &str, axis: usize) -> String {
+        let written = |window: &Window| {
+            let axis = if window.input == input { Some(axis) } else { window.axis };
+            Window { axis, ..window.clone() }.to_string()
+        };
+        parameter_line(INPUT_WINDOWS, &self.inputs.iter().map(written).collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl Window {
+    /// Whether windows behind a context of this length make a dimension of the model.
+    pub fn fits(&self, dim: i64, context: usize) -> bool {
+        dim < 0 || dim == (self.length + context) as i64
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.input, self.length)?;
+        if let Some(axis) = self.axis {
+            write!(f, "@{axis}")?;
+        }
+        f.write_str(if self.pads { ":pad" } else { "" })
+    }
+}
+
+impl Repeat {
+    /// Reads `<<<output, input>>>`, in the form of `state_pairs`. In `repeat_until`, `output` is short for `output=true`.
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        const FEED_FORM: &str =
+            "pairs '<<<output, input>>>' separated by spaces are expected, each name in one pair only";
+        const FORM: &str = "'output=value', 'output=[value, value]', or the name of an output of TYPE_BOOL, separated by \
+                            spaces or commas, is expected";
+        let Some(text) = parameters.text(REPEAT) else {
+            parameters.refuse(REPEAT_UNTIL, "it needs 'repeat', which says what a step gives to the next one")?;
+            return Ok(Self::default());
+        };
+        let pairs = parameters::state_pairs(text).map_err(|_| bad(REPEAT, text, FEED_FORM))?;
+        // A pair of `state_pairs` has the input first.
+        let feeds = pairs.into_iter().map(|pair| Feed { output: pair.input, input: pair.output }).collect();
+        let until = parameters.assigned(REPEAT_UNTIL, FORM, Some("true"), |output, values| {
+            Ok(Stop { output, values: values.values(FORM)? })
+        })?;
+        if until.is_empty() {
+            parameters.refuse(REPEAT_UNTIL, FORM)?;
+        }
+        Ok(Self { feeds, until })
+    }
+
+    pub fn is_any(&self) -> bool {
+        !self.feeds.is_empty()
+    }
+}
+
+impl fmt::Display for Repeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let feeds: Vec<String> = self.feeds.iter().map(Feed::to_string).collect();
+        f.write_str(&feeds.join(" "))
+    }
+}
+
+impl fmt::Display for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.output, self.input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
+        Config::for_tests(&config, parameters)
+    }
+
+    #[test]
+    fn windows_are_read_and_written_alike() {
+        let text = "near=160:pad far=160@1:pad";
+        let windows = config(&[("input_windows", text), ("max_steps_per_request", "7")]).unwrap().written.windows;
+        assert_eq!(windows.most_steps, Some(7));
+        assert_eq!(windows.inputs[1], Window { input: "far".to_owned(), length: 160, axis: Some(1), pads: true });
+        let written: Vec<String> = windows.inputs.iter().map(Window::to_string).collect();
+        assert_eq!(written.join(" "), text);
+        assert!(windows.line_with_axis("near", 2).contains("near=160@2:pad far=160@1:pad"));
+        assert!(!config(&[]).unwrap().windows.are_cut());
+    }
+
+    #[test]
+    fn wrong_windows_are_named() {
+        for (text, why) in [
+            ("audio", "'input=elements'"),
+            ("audio=0", "1 or more"),
+            ("audio=x", "'x' elements"),
+            ("audio=5:fill", "'fill' is not 'pad'"),
+            ("audio=5@x", "'x'"),
+            ("audio=[5]", "'input=elements'"),
+            ("near=5:pad far=5", "write it for all or for none"),
+            ("", "'input=elements'"),
+        ] {
+            let error = config(&[("input_windows", text)]).unwrap_err().to_string();
+            assert!(error.contains("input_windows") && error.contains(why), "{text}: {error}");
+        }
+        let error = config(&[("max_steps_per_request", "5")]).unwrap_err().to_string();
+        assert!(error.contains("max_steps_per_request") && error.contains("input_windows"), "{error}");
+        let error = config(&[("input_windows", "a=1"), ("max_steps_per_request", "0")]).unwrap_err().to_string();
+        assert!(error.contains("from 1 to 4294967296"), "{error}");
+    }
+
+    #[test]
+    fn feeds_and_ends_are_read() {
+        let repeat =
+            config(&[("repeat", "<<<next, ids>>> <<<a, b>>>"), ("repeat_until", "next=[2, 3], done level = 0.5")])
+                .unwrap()
+                .written
+                .repeat;
+        let feed = |output: &str, input: &str| Feed { output: output.to_owned(), input: input.to_owned() };
+        assert_eq!(repeat.feeds, [feed("next", "ids"), feed("a", "b")]);
+        let until: Vec<_> = repeat.until.iter().map(|stop| (stop.output.as_str(), stop.values.join("|"))).collect();
+        assert_eq!(until, [("next", "2|3".to_owned()), ("done", "true".to_owned()), ("level", "0.5".to_owned())]);
+        assert!(!config(&[]).unwrap().repeat.is_any());
+    }
+
+    #[test]
+    fn wrong_feeds_and_ends_are_named() {
+        for (repeat, until, why) in [
+            ("a, b", "a=1", "'<<<output, input>>>'"),
+            ("<<<a, b>>> <<<c, b>>>", "a=1", "one pair only"),
+            ("<<<a, b>>>", "", "'output=value'"),
+            ("<<<a, b>>>", "a=", "'output=value'"),
+            ("<<<a, b>>>", "=1", "'output=value'"),
+            ("<<<a, b>>>", "a=[1", "'output=value'"),
+            ("<<<a, b>>>", "a=[1,]", "'output=value'"),
+            ("<<<a, b>>>", "a=1 a=2", "once only"),
+        ] {
+            let error = config(&[("repeat", repeat), ("repeat_until", until)]).unwrap_err().to_string();
+            assert!(error.contains("repeat") && error.contains(why), "{repeat} {until}: {error}");
+        }
+        let error = config(&[("repeat_until", "a=1")]).unwrap_err().to_string();
+        assert!(error.contains("it needs 'repeat'"), "{error}");
+    }
+}
