@@ -10,7 +10,7 @@ use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
 };
-use crate::onnx::{BatchScale, ModelSource, Nodes, Recurrence, Signature};
+use crate::onnx::{ModelSource, Nodes, Recurrence, Signature};
 
 /// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct Plan {
     /// What is known of the rows of a run, if there may be several.
     pub rows: Option<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
-    pub batch_scale: Option<BatchScale>,
+    pub batch_scale: Option<String>,
     /// Outputs of the model that are the same in every run.
     pub constant_outputs: Vec<String>,
     /// A node that must not run over no steps.
@@ -74,7 +74,7 @@ impl Plan {
             warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
-                model.file().display()
+                model.file.display()
             ));
             Nodes::default()
         });
