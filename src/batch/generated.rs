@@ -18,7 +18,7 @@ pub fn row_values(generated: &Generated, binding: &Binding, row: &Row, gap: Gap)
         dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
     };
     let new = |of: InputAxis| own_length(binding, row, of);
-    RowValues::new(generated, binding, count, past, new, gap)
+    RowValues::new(generated, &binding.states, count, past, new, gap)
 }
 
 /// The values of a row of zeros that starts a sequence, in which open dimensions are 1.
@@ -28,7 +28,7 @@ pub fn warm_up_values(generated: &Generated, binding: &Binding) -> RowValues {
         dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
     };
     let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
-    RowValues::new(generated, binding, |_| 0, past, new, Gap::NONE)
+    RowValues::new(generated, &binding.states, |_| 0, past, new, Gap::NONE)
 }
 
 /// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.

@@ -215,7 +215,7 @@ fn fill(
                 let new = |added: InputAxis| {
                     usize::try_from(input_dims(&binding.inputs[added.input])[added.axis]).unwrap_or(0)
                 };
-                RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
+                RowValues::new(of, &binding.states, |_| past as u64, |_| past, new, store.gap(position))
             });
             return generated::fill(step, index, input, of, &values.collect::<Vec<_>>());
         }

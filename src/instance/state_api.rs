@@ -91,7 +91,7 @@ impl Instance {
     /// What the sequence keeps from now on besides its states, if the request changes that before a run.
     fn extras(&self, asked: &StateRequest, slot: SlotId, origin: Option<&Snapshot>) -> Option<Extras> {
         let binding = &self.model.binding;
-        let begins_counting = asked.resets_all && (!binding.counters.is_empty() || binding.is_cut());
+        let begins_counting = asked.resets_all && (!binding.counters.is_empty() || binding.is_cut);
         let mut extras = match origin {
             Some(origin) => origin.extras.clone(),
             None if begins_counting => self.sequences.extras(slot)?,
@@ -374,7 +374,7 @@ impl Instance {
         let binding = &self.model.binding;
         let keeps_nothing =
             self.model.state_api.is_none() && !self.model.has_held_inputs() && self.model.keeper.is_none();
-        if keeps_nothing && binding.counters.is_empty() && !binding.is_cut() {
+        if keeps_nothing && binding.counters.is_empty() && !binding.is_cut {
             return Ok(());
         }
         let is_last = |row: &Row| !row.state.discards && !row.has_more_steps();

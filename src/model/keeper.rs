@@ -62,7 +62,8 @@ fn states_hash(binding: &Binding) -> u32 {
         text += &format!("{} {:?} {:?};", binding.inputs[state.input].name, state.data_type, state.dims);
     }
     for (input, _, of) in binding.contexts() {
-        text += &format!("{} {:?};", binding.context_name(input, of), binding.context_dims(input, of));
+        let dims = binding.inputs[input].dims_of_part(of.axis, of.length as i64);
+        text += &format!("{} {dims:?};", binding.context_name(input, of));
     }
     for &counter in &binding.counters {
         text += &format!("{};", binding.counter_name(counter));

@@ -94,7 +94,6 @@ pub(super) fn read_npz(
     Ok((dims, element.content(data)))
 }
 
-/// The name of the array in the archive.
 fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -> Result<String, String> {
     let files = archive.file_names().filter_map(Result::ok);
     let names: Vec<String> = files.filter_map(|name| Some(name.strip_suffix(EXTENSION)?.to_owned())).collect();
@@ -111,7 +110,6 @@ fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -
     })
 }
 
-/// How the elements of an array are stored.
 struct Element {
     bytes: usize,
     /// Bytes of a number, or of a letter.
@@ -120,7 +118,6 @@ struct Element {
     form: TypeChar,
 }
 
-/// Checks that an array's type is the state's.
 fn element(stored: &DType, data_type: DataType) -> Result<Element, String> {
     let wrong = || format!("its type is {}, and the state is {data_type}", brief(&stored.descr()));
     let DType::Plain(of) = stored else { return Err(wrong()) };
