@@ -8,7 +8,7 @@ use crate::batch::Row;
 use crate::batch::generated::counts_after;
 use crate::batch::respond::empty_response;
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
-use crate::binding::{Initial, InitialContent};
+use crate::binding::{Flag, Initial, InitialContent};
 use crate::config::Strategy;
 use crate::error::{AdmissionError, InputError, RequestError, StateApiError};
 use crate::model::{Answered, Extras, Lease};
@@ -68,7 +68,7 @@ impl Instance {
         let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
         asked.progress.goes_on = origin.is_some() || (row.state.start && brings_all);
         asked.progress.restarts = asked.resets_all && asked.set.is_empty();
-        if self.model.binding.has_start_control() {
+        if self.model.binding.inputs.iter().any(|input| input.is_flag(Flag::Start)) {
             check_start_control(row, asked)?;
         }
         let change = Change {

@@ -49,7 +49,7 @@ impl BoundInput {
         if let Source::Request(request) = &mut self.source { Some(request) } else { None }
     }
 
-    pub(super) fn is_flag(&self, wanted: Flag) -> bool {
+    pub fn is_flag(&self, wanted: Flag) -> bool {
         matches!(self.source, Source::Control(BoundControl::Flag { flag, .. }) if flag == wanted)
     }
 

@@ -78,14 +78,14 @@ impl Binding {
 
     /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch, if
     /// the graph then brings rows together with that dimension. Dims say both in this form: the steps in front of the
-    /// batch, and, wrongly, a batch of one. Reads `model`, the ONNX file, only if there are such dims.
+    /// batch, and, wrongly, a batch of one. `model` reads the ONNX file.
     pub fn check_marked_batch<E: From<BindingError>>(
         &self,
         config: &Config,
         signature: &Signature,
         model: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(), E> {
-        let marked = |tensor: &&TensorConfig| {
+        let marked = |tensor: &TensorConfig| {
             let info = signature.input(&tensor.name)?;
             let is_fixed = |axis: &usize| tensor.dims[*axis] >= 0 && info.dims[*axis] < 0;
             let has_all = info.dims.len() == tensor.dims.len();
@@ -93,7 +93,8 @@ impl Binding {
             let axis = self.inputs.iter().find(|input| input.name == info.name)?.batch_axis?;
             Some((Batched { kind: Kind::Input, info, axis }, fixed))
         };
-        let Some((tensor, fixed)) = config.inputs.iter().find_map(|tensor| marked(&tensor)) else { return Ok(()) };
+        let Some((tensor, fixed)) = config.inputs.iter().find_map(marked) else { return Ok(()) };
+        // Reading the file takes time, and few configurations need it.
         let met = rows_meet_others(model()?, &self.row_axes(), &self.output_axes());
         met.map_or(Ok(()), |node| {
             let what = format!("{}, and {node} brings it together with another dimension", tensor.place());
@@ -119,13 +120,8 @@ impl Batched<'_> {
         let differs = |other: &&Self| !name.is_empty() && other.symbol() != name && other.other(name).is_some();
         let other = all.iter().find(differs)?;
         // Trusts the tensor whose batch has a usual name; if that doesn't decide, the one of the earlier kind.
-        let is_right = |tensor: &Self| is_batch_name(tensor.symbol());
-        let (right, wrong) = match (is_right(self), is_right(other)) {
-            (false, true) => (other, self),
-            (true, false) => (self, other),
-            _ if self.kind <= other.kind => (self, other),
-            _ => (other, self),
-        };
+        let doubts = |tensor: &Self| (!is_batch_name(tensor.symbol()), tensor.kind);
+        let (right, wrong) = if doubts(self) <= doubts(other) { (self, other) } else { (other, self) };
         let what = format!("{}, and {}", right.place(), wrong.place());
         Some(refusal(what, &wrong.other(right.symbol()).map_or_else(String::new, |axis| wrong.line(axis))))
     }
@@ -150,11 +146,8 @@ impl Batched<'_> {
         }
         let dims = |batch_axis| state_dims(self.info, &self.info.dims, batch_axis);
         let what = format!("{}, and {}", of_requests.place(), self.place());
-        let line = format!(
-            "if both are the batch, write {}; if the second one varies, write {}",
-            state_dims_line([dims(Some(self.axis))]),
-            state_dims_line([dims(None)])
-        );
+        let (batched, varying) = (state_dims_line([dims(Some(self.axis))]), state_dims_line([dims(None)]));
+        let line = format!("if both are the batch, write {batched}; if the second one varies, write {varying}");
         Some(refusal(what, &line))
     }
 
@@ -224,6 +217,7 @@ impl Binding {
                     let why = format!("'input_windows' cuts '{name}' into windows of {length}: write a multiple of it");
                     return Err(error(why));
                 }
+                // Each window has a right number of steps, so requests may bring any.
                 continue;
             }
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
@@ -245,8 +239,8 @@ impl Binding {
             };
             let length = usize::try_from(input.dims[axis]).ok()?.checked_sub(in_front)?;
             let name = &input.name;
-            let texts = || (format!("{length} elements of '{name}'"), format!("{name}={length}@{axis}"));
-            (can_be && length >= LEAST_CHUNK).then(texts)
+            (can_be && length >= LEAST_CHUNK)
+                .then(|| (format!("{length} elements of '{name}'"), format!("{name}={length}@{axis}")))
         };
         let (lengths, entries): (Vec<_>, Vec<_>) = self.request_inputs().filter_map(chunk).unzip();
         let line = parameter_line(INPUT_WINDOWS, &entries.join(" "));
@@ -282,18 +276,18 @@ impl Binding {
             let is_given = states.initial.iter().any(|(name, _)| *name == wanted.state);
             !has_model && !is_given && !states.declared.iter().any(is_declared)
         };
+        let missing: Vec<&InitialState> = wanted.iter().filter(is_missing).collect();
         // A conversion at load brings the values, or a model that computes them.
-        let is_converted = matches!(states.pairs, StatePairs::Converted(_));
-        let missing: Vec<&InitialState> = wanted.iter().filter(|_| !is_converted).filter(is_missing).collect();
+        if missing.is_empty() || matches!(states.pairs, StatePairs::Converted(_)) {
+            return Ok(());
+        }
         let values: Vec<String> =
             missing.iter().filter_map(|wanted| Some(format!("{}={}", wanted.state, wanted.value.as_ref()?))).collect();
-        let help = match missing.first() {
-            None => return Ok(()),
-            Some(_) if !values.is_empty() => parameter_line("initial_states", &values.join(" ")),
-            Some(_) => {
-                let line = parameter_line("initial_state_model", "model_initial_states.onnx");
-                format!("{line}, with the file that stateful-convert wrote beside the model")
-            }
+        let help = if values.is_empty() {
+            let line = parameter_line("initial_state_model", "model_initial_states.onnx");
+            format!("{line}, with the file that stateful-convert wrote beside the model")
+        } else {
+            parameter_line("initial_states", &values.join(" "))
         };
         let names: Vec<&str> = missing.iter().map(|wanted| wanted.state.as_str()).collect();
         Err(error(format!("the configuration doesn't say where these states start: {}; add {help}", names.join(", "))))
@@ -358,10 +352,9 @@ impl Binding {
             Some(Undeclared { info, next: signature.output(&self.outputs[state.output].name), state })
         });
         let states: Vec<Undeclared> = undeclared.collect();
-        let of_requests = |info: &&TensorInfo| self.request_inputs().any(|(input, _)| input.name == info.name);
-        let batch_symbol = infos().filter(of_requests).find_map(|info| {
-            let axis = self.inputs.iter().find(|input| input.name == info.name)?.batch_axis?;
-            Some(info.symbol(axis)).filter(|symbol| !symbol.is_empty())
+        let batch_symbol = infos().find_map(|info| {
+            let (input, _) = self.request_inputs().find(|(input, _)| input.name == info.name)?;
+            Some(info.symbol(input.batch_axis?)).filter(|symbol| !symbol.is_empty())
         });
         empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
     }
@@ -432,11 +425,9 @@ fn other_names(states: &[Undeclared], batch_symbol: Option<&str>) -> Option<Stri
         "" => "it has no name of its own".to_owned(),
         symbol => format!("its name is '{symbol}'"),
     };
+    let (name, batched, varying) = (&first.info.name, line(true), line(false));
     Some(format!(
-        "dimension {axis} of '{}' is taken for the batch, though {its_name} and that of the batch of requests is \
-         '{batch_symbol}': if that is right, write {}; if such dimensions vary, write {}",
-        first.info.name,
-        line(true),
-        line(false)
+        "dimension {axis} of '{name}' is taken for the batch, though {its_name} and that of the batch of requests is \
+         '{batch_symbol}': if that is right, write {batched}; if such dimensions vary, write {varying}"
     ))
 }

@@ -205,13 +205,10 @@ impl Search<'_> {
             open_axes(&sent, Some(axis)).into_iter().for_each(|open| sent[open] = 1);
             format!("{} with dims {} of the input", self.line(axis), Dims(&sent))
         };
-        let with_dims: Vec<String> = others.iter().map(with_dims).collect();
+        let with_dims = others.iter().map(with_dims).collect::<Vec<_>>().join(", or ");
+        let (length, model, line) = (self.written.length, Dims(dims), self.line(axis));
         Err(self.written.error(format!(
-            "{} elements can stand along more than one axis of the model's {}: write {}, or {}",
-            self.written.length,
-            Dims(dims),
-            self.line(axis),
-            with_dims.join(", or ")
+            "{length} elements can stand along more than one axis of the model's {model}: write {line}, or {with_dims}"
         )))
     }
 

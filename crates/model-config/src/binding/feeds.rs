@@ -5,7 +5,7 @@ use rows::tensor::{DataType, Dims, element_count};
 use super::bound::{BoundControl, BoundInput, Flag, Source, row_dims};
 use super::elements::element_bytes;
 use super::error::{BindingError, Result, wrong_dims};
-use super::requests::lengths_input;
+use super::requests::lengths_axis;
 use super::shapes::{batch_of_elements, check_type, missing, open_axes};
 use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair};
 use crate::onnx::{Signature, TensorInfo};
@@ -56,10 +56,6 @@ impl<'a> Feeds<'a> {
         self.batches(config).any(|(info, axis)| info.dims.get(axis).is_some_and(|&dim| dim < 0))
     }
 
-    pub(super) const fn has_default(&self, index: usize) -> bool {
-        index >= self.signature.inputs.len()
-    }
-
     pub(super) fn add(&mut self, index: usize, input: BoundInput) -> Result<()> {
         if let Some(known) = &self.fed[index] {
             let (first, second) = (known.source.noun(), input.source.noun());
@@ -70,10 +66,9 @@ impl<'a> Feeds<'a> {
     }
 
     pub(super) fn into_inputs(self) -> Result<Vec<BoundInput>> {
-        let unfed = |info: &TensorInfo| BindingError::Unfed {
-            name: info.name.clone(),
-            data_type: info.data_type,
-            dims: Dims(&info.dims).to_string(),
+        let unfed = |info: &TensorInfo| {
+            let TensorInfo { name, data_type, dims, .. } = info.clone();
+            BindingError::Unfed { name, data_type, dims: Dims(&dims).to_string() }
         };
         self.fed.into_iter().zip(self.infos).map(|(fed, info)| fed.ok_or_else(|| unfed(info))).collect()
     }
@@ -93,7 +88,8 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
     for padded in &config.ragged.inputs {
         let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
         let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
-        feeds.add(index, lengths_input(config, info, of)?)?;
+        let batch_axis = lengths_axis(config, info, "padded_inputs", "input")?;
+        feeds.add(index, BoundInput::of_elements(info, batch_axis, Source::Lengths { of }))?;
     }
     Ok(())
 }
@@ -148,6 +144,7 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
     let error = |why: String| BindingError::Constant { name: info.name.clone(), value: values.join(", "), why };
     let batch_axis = match open_axes(&info.dims, None).as_slice() {
         [] => None,
+        // Every row gets the same values.
         &[axis] if config.is_batched() => Some(axis),
         _ => return Err(error(format!("the model's dims {} are open", Dims(&info.dims)))),
     };

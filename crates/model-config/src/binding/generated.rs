@@ -114,28 +114,26 @@ impl Binder<'_> {
         };
         let others = open_axes(dims, batch);
         let batch = batch.filter(|_| self.config.is_batched());
-        let axis = match *values {
-            ValuesPerRow::One => return Ok((batch, None)),
-            ValuesPerRow::Of(length) => match (others.as_slice(), length) {
-                (&[axis], _) => axis,
-                ([], Some(1)) => return Ok((batch, None)),
-                ([], Some(length)) => dims.iter().rposition(|&dim| dim == length).ok_or_else(|| {
-                    self.error(format!("it has {length} values a row, and the input is {}", self.described()))
-                })?,
-                ([], None) => {
-                    let why = "its number of values varies, and no dimension beside the batch is open";
-                    return Err(self.error(format!("{why} in the input, {}", self.described())));
-                }
-                _ => {
-                    let (input, names) = (self.described(), self.other_names(batch));
-                    let why = "more than one dimension beside the batch is open";
-                    return Err(self.error(format!("{why} in the input, {input}: only one can be{names}")));
-                }
-            },
+        let input = self.described();
+        let axis = match (values, others.as_slice()) {
+            (ValuesPerRow::One, _) | (ValuesPerRow::Of(Some(1)), []) => return Ok((batch, None)),
+            (_, &[axis]) => axis,
+            (ValuesPerRow::Of(Some(length)), []) => dims
+                .iter()
+                .rposition(|dim| dim == length)
+                .ok_or_else(|| self.error(format!("it has {length} values a row, and the input is {input}")))?,
+            (ValuesPerRow::Of(None), []) => {
+                let why = "its number of values varies, and no dimension beside the batch is open";
+                return Err(self.error(format!("{why} in the input, {input}")));
+            }
+            _ => {
+                let (why, names) = ("more than one dimension beside the batch is open", self.other_names(batch));
+                return Err(self.error(format!("{why} in the input, {input}: only one can be{names}")));
+            }
         };
         if (axis + 1..dims.len()).any(|behind| dims[behind] > 1) {
-            let why = format!("its values stand along axis {axis}, and all later dimensions must be 1");
-            return Err(self.error(format!("{why}; the input is {}{}", self.described(), self.other_names(batch))));
+            let (why, names) = ("and all later dimensions must be 1", self.other_names(batch));
+            return Err(self.error(format!("its values stand along axis {axis}, {why}; the input is {input}{names}")));
         }
         Ok((batch, Some(axis)))
     }
@@ -176,7 +174,7 @@ impl Binder<'_> {
         let named = || info.symbols.iter().position(|symbol| is_batch_name(symbol)).filter(|_| info.dims.len() > 1);
         let batch = fed.batch_axis.or_else(named);
         let beside: Vec<usize> = (0..fed.dims.len()).filter(|&axis| Some(axis) != batch).collect();
-        let axis = self.one_axis(of, fed, &open_axes(&fed.dims, batch), &beside, "beside the batch")?;
+        let axis = self.one_axis(of, fed, &beside, "beside the batch")?;
         Ok((InputAxis { input, axis }, Some(fed.dims[axis]).filter(|&dim| dim >= 0), request))
     }
 
@@ -210,7 +208,7 @@ impl Binder<'_> {
             let why = format!("state '{}' is {}, which does not grow", of.name, describe(state.data_type, &state.dims));
             return Err(self.error(why));
         };
-        let axis = self.one_axis(of, input, &open, &open, "of the state")?;
+        let axis = self.one_axis(of, input, &open, "of the state")?;
         if state.dims[axis] >= 0 {
             let why = format!("axis {axis} of state '{}' is {}, which does not grow", of.name, state.dims[axis]);
             return Err(self.error(why));
@@ -219,32 +217,23 @@ impl Binder<'_> {
     }
 
     /// The axis that is written, else the only open one, else the only one.
-    fn one_axis(
-        &self,
-        of: &NamedAxis,
-        input: &BoundInput,
-        open: &[usize],
-        all: &[usize],
-        which: &str,
-    ) -> Result<usize> {
-        let described = describe(input.data_type, &input.dims);
-        match (of.axis, open, all) {
+    fn one_axis(&self, of: &NamedAxis, input: &BoundInput, all: &[usize], which: &str) -> Result<usize> {
+        let (name, described) = (&of.name, describe(input.data_type, &input.dims));
+        let open: Vec<usize> = all.iter().copied().filter(|&axis| input.dims[axis] < 0).collect();
+        match (of.axis, open.as_slice(), all) {
             (Some(axis), ..) if axis >= input.dims.len() => {
-                Err(self.error(format!("'{}' is {described}, which has no axis {axis}", of.name)))
+                Err(self.error(format!("'{name}' is {described}, which has no axis {axis}")))
             }
             (Some(axis), ..) if input.batch_axis == Some(axis) => {
-                Err(self.error(format!("axis {axis} of '{}', {described}, is the batch", of.name)))
+                Err(self.error(format!("axis {axis} of '{name}', {described}, is the batch")))
             }
             (Some(axis), ..) | (None, &[axis], _) | (None, [], &[axis]) => Ok(axis),
-            (None, [], []) => Err(self.error(format!("'{}' is {described}, which has no axis {which}", of.name))),
+            (None, [], []) => Err(self.error(format!("'{name}' is {described}, which has no axis {which}"))),
             (None, open, all) => {
                 let axes = if open.is_empty() { all } else { open };
-                let names: Vec<String> = axes.iter().map(|axis| format!("'{}@{axis}'", of.name)).collect();
-                Err(self.error(format!(
-                    "'{}' is {described}, which has more than one axis {which}: write {}",
-                    of.name,
-                    names.join(" or ")
-                )))
+                let names: Vec<String> = axes.iter().map(|axis| format!("'{name}@{axis}'")).collect();
+                let names = names.join(" or ");
+                Err(self.error(format!("'{name}' is {described}, which has more than one axis {which}: write {names}")))
             }
         }
     }

@@ -40,10 +40,9 @@ impl Initial {
             // A string takes at least the 4 bytes of its length.
             let bytes = element_count(&dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(4)));
             if bytes.is_none_or(|bytes| bytes > limit) {
+                let (given, most) = (Dims(&initial.dims), config.states.limits.per_sequence);
                 return Err(source.error(format!(
-                    "with dims {} it is larger than a state may be (max_state_bytes_per_sequence, {})",
-                    Dims(&initial.dims),
-                    config.states.limits.per_sequence
+                    "with dims {given} it is larger than a state may be (max_state_bytes_per_sequence, {most})"
                 )));
             }
             let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
@@ -230,12 +229,10 @@ impl Value<'_> {
 
 /// Whether a comma of a list has nothing in front of it.
 fn has_gap(text: &str) -> bool {
-    let mut before = ',';
-    text.chars().filter(|letter| !letter.is_whitespace()).any(|letter| {
-        let after_nothing = matches!(before, ',' | '[');
-        before = letter;
-        letter == ',' && after_nothing
-    })
+    let mut parts = text.split(',').map(str::trim_end);
+    // Nothing has to stand behind the last comma.
+    parts.next_back();
+    parts.any(|part| part.is_empty() || part.ends_with('['))
 }
 
 /// How the model for initial states fits the binding. It runs for one row at a time.

@@ -5,7 +5,7 @@ use rows::layout::SlotLayout;
 use rows::tensor::{DataType, StorageType, element_count};
 
 use super::bound::{
-    BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
+    BoundInput, BoundOutput, BoundState, Counter, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
 };
 use super::context::{BoundContext, BoundWindow};
 use super::error::{BindingError, Result, names};
@@ -52,6 +52,7 @@ impl Binding {
         signature: &Signature,
         initial_sources: &InitialSources,
     ) -> Result<Self> {
+        // An entry for a tensor that is not listed would be ignored, because entries are looked up by the tensors' names.
         check_names(config, pairs)?;
         let mut feeds = Feeds::new(config, pairs, signature);
         let state_axes = |info: &TensorInfo| {
@@ -64,7 +65,7 @@ impl Binding {
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
             let listed = Listed { config, tensor, info, batch_symbol };
-            feeds.add(index, request_input(listed, feeds.has_default(index))?)?;
+            feeds.add(index, request_input(listed, index >= signature.inputs.len())?)?;
         }
         // From here on, the name is that of the requests' batch, which their dims in the configuration have decided.
         let batch_symbol = feeds.batch_symbol(config);
@@ -144,10 +145,6 @@ impl Binding {
         self.is_cut || self.repeat.is_some()
     }
 
-    pub fn has_start_control(&self) -> bool {
-        self.inputs.iter().any(|input| input.is_flag(Flag::Start))
-    }
-
     pub fn has_varying_states(&self) -> bool {
         self.states.iter().any(|state| !state.is_in_slot())
     }
@@ -174,7 +171,7 @@ impl Binding {
 
     /// Bytes of a slot that are where the model runs.
     pub fn device_bytes(&self) -> usize {
-        // The contexts behind the states are on the host, where inputs are gathered.
+        // Inputs are gathered on the host, so the contexts behind the states are there.
         self.slot.part_bytes(self.states.len())
     }
 
@@ -331,6 +328,7 @@ fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
 
 /// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
 fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayout> {
+    // The states come first, so that a device needs only the beginning of a slot.
     let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
     for (position, request) in inputs.iter_mut().filter_map(BoundInput::request_mut).enumerate() {
         request.position = position;

@@ -9,7 +9,7 @@ use super::error::{BindingError, Result, bad};
 use super::shapes::{
     INPUT, Listed, ShapeForm, batch_of_elements, check_type, describe, empty_dims, find_output, open_axes,
 };
-use super::windows::{WrittenWindow, match_steps, without_steps};
+use super::windows::{WrittenWindow, match_steps, opened, without_steps};
 use crate::config::{Config, PaddedInput, PaddedOutput};
 use crate::onnx::{Signature, TensorInfo, all_agree};
 
@@ -36,7 +36,7 @@ pub(super) fn request_input(listed: Listed, has_default: bool) -> Result<BoundIn
     if let Some(context) = &context {
         context.take_off(&mut dims);
     }
-    let sent = window.as_ref().map_or_else(|| dims.clone(), |window| window.sent(&dims));
+    let sent = window.as_ref().map_or_else(|| dims.clone(), |window| opened(&dims, window.axis));
     let (batch_axis, form) = listed.match_dims(INPUT, &sent)?;
     if context.is_some() && form == ShapeForm::Unbatched && config.max_batch_size > 1 {
         let why = "the input has no batch dimension, so sequences that share a batch cannot each have a context: set \
@@ -95,13 +95,14 @@ pub(super) fn response_output(listed: Listed, has_no_batch: bool) -> Result<Boun
     // ONNX Runtime allocates strings itself.
     let is_known = has_rank && open_axes(&info.dims, batch_axis).is_empty() && info.data_type != DataType::Bytes;
     let dims = is_known.then(|| info.dims.clone());
-    let mut empty_dims = empty_dims(&info.dims, batch_axis);
-    if form == ShapeForm::Unbatched && config.is_batched() {
-        empty_dims = [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect();
-    }
-    if let Some(gathered) = gathered {
-        empty_dims = without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered);
-    }
+    let empty_dims = if let Some(gathered) = gathered {
+        without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered)
+    } else if form == ShapeForm::Unbatched && config.is_batched() {
+        // The dimension that Triton puts in front makes it empty.
+        [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect()
+    } else {
+        empty_dims(&info.dims, batch_axis)
+    };
     Ok(BoundOutput {
         batch_axis,
         form,
@@ -113,14 +114,13 @@ pub(super) fn response_output(listed: Listed, has_no_batch: bool) -> Result<Boun
     })
 }
 
-/// Binds an input that takes the lengths of the rows of input number `of`.
-pub(super) fn lengths_input(config: &Config, info: &TensorInfo, of: usize) -> Result<BoundInput> {
-    let batch_axis = lengths_axis(config, info, "padded_inputs", "input")?;
-    Ok(BoundInput::of_elements(info, batch_axis, Source::Lengths { of }))
-}
-
 /// The batch axis of a tensor of lengths, an input or an output as `side` says.
-fn lengths_axis(config: &Config, info: &TensorInfo, parameter: &'static str, side: &str) -> Result<Option<usize>> {
+pub(super) fn lengths_axis(
+    config: &Config,
+    info: &TensorInfo,
+    parameter: &'static str,
+    side: &str,
+) -> Result<Option<usize>> {
     // Rows that share a run have lengths of their own, so the tensor needs an element for each.
     let is_integer = matches!(info.data_type, DataType::Int32 | DataType::Int64);
     batch_of_elements(config, info).filter(|_| is_integer).ok_or_else(|| {
@@ -134,15 +134,15 @@ fn lengths_axis(config: &Config, info: &TensorInfo, parameter: &'static str, sid
 /// The axis along which rows may have different lengths: the one that is written, else the only open one.
 fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) -> Result<usize> {
     let error = |why: String| bad("padded_inputs", &padded.input, why);
+    let dims = Dims(sent);
     match (padded.axis, open_axes(sent, batch_axis).as_slice()) {
         (Some(axis), open) if open.contains(&axis) => Ok(axis),
-        (Some(axis), _) => Err(error(format!("axis {axis} of {} is not open", Dims(sent)))),
+        (Some(axis), _) => Err(error(format!("axis {axis} of {dims} is not open"))),
         (None, &[axis]) => Ok(axis),
-        (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
-        (None, _) => Err(error(format!(
-            "more than one dimension of {} is open: write the axis after it, 'LENGTHS@AXIS'",
-            Dims(sent)
-        ))),
+        (None, []) => Err(error(format!("none of {dims} is open beside the batch"))),
+        (None, _) => {
+            Err(error(format!("more than one dimension of {dims} is open: write the axis after it, 'LENGTHS@AXIS'")))
+        }
     }
 }
 
@@ -168,21 +168,18 @@ pub(super) fn bind_trims(
                 let batch_axis = lengths_axis(config, lengths, "padded_outputs", "output")?;
                 let by = fetched(outputs, lengths);
                 outputs[by].batch_axis = batch_axis;
-                Some(Trim { axis: only_open_axis(&outputs[index], info)?, by: TrimBy::Output(by) })
+                let [axis] = *open_axes(&info.dims, outputs[index].batch_axis) else {
+                    let dims = Dims(&info.dims);
+                    let why = format!("the model's dims {dims} must have one open dimension besides the batch");
+                    return Err(bad("padded_outputs", &info.name, why));
+                };
+                Some(Trim { axis, by: TrimBy::Output(by) })
             }
             None if outputs[index].dims.is_some() || !pads => None,
             None => Some(as_long_as_an_input(signature, inputs, info)?),
         };
     }
     Ok(())
-}
-
-fn only_open_axis(output: &BoundOutput, info: &TensorInfo) -> Result<usize> {
-    if let [axis] = *open_axes(&info.dims, output.batch_axis) {
-        return Ok(axis);
-    }
-    let why = format!("the model's dims {} must have one open dimension besides the batch", Dims(&info.dims));
-    Err(bad("padded_outputs", &info.name, why))
 }
 
 /// The axis of an output that has the name of a padded input's axis.
@@ -194,6 +191,7 @@ fn as_long_as_an_input(signature: &Signature, inputs: &[BoundInput], info: &Tens
         Some(of.symbols[axis].as_str()).filter(|symbol| !symbol.is_empty())
     };
     let mut trims = padded.filter_map(|(index, name, axis)| {
+        // In ONNX, dimensions with one name have one length.
         let symbol = symbol(name, axis)?;
         let axis = info.symbols.iter().position(|other| other == symbol)?;
         Some(Trim { axis, by: TrimBy::Input(index) })

@@ -116,10 +116,7 @@ pub(super) const INPUT: &str = "input";
 
 /// Whether a dimension has the batch's name: the one that inputs of requests have for it, else a usual one.
 pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
-    match batch_symbol {
-        Some(of_requests) => symbol == of_requests,
-        None => is_batch_name(symbol),
-    }
+    batch_symbol.map_or_else(|| is_batch_name(symbol), |of_requests| symbol == of_requests)
 }
 
 /// The shape of an output without elements.

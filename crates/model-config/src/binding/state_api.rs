@@ -2,11 +2,12 @@
 
 use std::ffi::CString;
 
-use rows::tensor::{DataType, Dims};
+use rows::tensor::DataType;
 
 use super::bound::{BoundState, c_name};
 use super::error::{BindingError, Result, names};
 use super::model::Binding;
+use super::shapes::describe;
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
 
 #[derive(Clone, Debug)]
@@ -112,7 +113,7 @@ fn is_listed(
     if (tensor.data_type, &tensor.dims) == (wanted.data_type, &wanted.dims) {
         return Ok(true);
     }
-    let side = |tensor: &TensorConfig| format!("{} {}", tensor.data_type, Dims(&tensor.dims));
+    let side = |tensor: &TensorConfig| describe(tensor.data_type, &tensor.dims);
     Err(BindingError::Dims {
         what: format!("{list} '{}'", tensor.name),
         configured: side(tensor),

@@ -264,6 +264,7 @@ fn has_batch_elsewhere(input: &TensorInfo, output: &TensorInfo, axis: usize) -> 
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
     let index = fetched(outputs, info);
     let output = &mut outputs[index];
+    // The output's dims may be open, so only the input shows where the batch is.
     output.batch_axis = input.batch_axis;
     // ONNX Runtime allocates strings and states of varying size itself.
     let is_known = open_axes(&input.dims, input.batch_axis).is_empty() && input.data_type != DataType::Bytes;
@@ -341,6 +342,7 @@ pub(super) fn bind_growing_padding(
         let (&[axis], Some(element_bytes)) = (&*open_axes(&state.dims, None), state.data_type.byte_size()) else {
             continue;
         };
+        // States that grow along another name may have other lengths, of which the mask says nothing.
         if symbol(state, axis) == wanted {
             state.padded_axis = Some(axis);
             padded.push(PaddedState { beside, axis, element_bytes });

@@ -22,7 +22,7 @@ pub struct MostSteps {
 /// An entry of `input_windows` whose axis is found.
 pub(super) struct WrittenWindow<'a> {
     written: &'a Window,
-    axis: usize,
+    pub axis: usize,
     /// Elements of a context in front of it.
     context: usize,
     is_padded: bool,
@@ -74,11 +74,6 @@ impl<'a> WrittenWindow<'a> {
         (config, info)
     }
 
-    /// The dims that requests are checked against.
-    pub fn sent(&self, dims: &[i64]) -> Vec<i64> {
-        opened(dims, self.axis)
-    }
-
     pub fn bind(
         &self,
         Listed { config, tensor, .. }: Listed,
@@ -120,7 +115,8 @@ impl<'a> WrittenWindow<'a> {
     }
 }
 
-fn opened(dims: &[i64], axis: usize) -> Vec<i64> {
+/// Dims that let requests have any length along an axis.
+pub(super) fn opened(dims: &[i64], axis: usize) -> Vec<i64> {
     let mut dims = dims.to_vec();
     dims[axis] = -1;
     dims
@@ -142,6 +138,7 @@ fn does_not_fit(listed: Listed, written: &Window, context: usize, axes: &[usize]
     } = listed;
     let behind = usize::from(dims.len() < model.len());
     let can_be = axes.iter().copied().filter(|&axis| axis >= behind && written.fits(model[axis], context));
+    // Where the dims are the model's, -1 in the first place marks the batch.
     let entries = can_be.filter(|&axis| !(config.is_batched() && behind == 0 && axis == 0)).map(|axis| {
         let wanted = opened(model, axis);
         format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&wanted[behind..]))
@@ -249,11 +246,10 @@ pub(super) fn bound_steps(config: &Config, inputs: &[BoundInput], outputs: &[Bou
     }
     let start = inputs.iter().find(|input| input.is_flag(Flag::Start));
     // With 'repeat' alone, each request makes a step.
-    if let Some(input) = start.filter(|_| config.windows.are_cut()) {
+    if let Some(BoundInput { name, .. }) = start.filter(|_| config.windows.are_cut()) {
         let why = format!(
-            "'{}' tells the model of START (CONTROL_SEQUENCE_START), but a START may make no step: give the states' \
-             initial values in 'initial_states', and give the input the value for no START in 'constant_inputs'",
-            input.name
+            "'{name}' tells the model of START (CONTROL_SEQUENCE_START), but a START may make no step: give the states' \
+             initial values in 'initial_states', and give the input the value for no START in 'constant_inputs'"
         );
         return Err(error(config, why));
     }
@@ -265,11 +261,7 @@ pub(super) fn bound_steps(config: &Config, inputs: &[BoundInput], outputs: &[Bou
     // One step always runs, as it does in a model without windows.
     let most = (MOST_ANSWER_BYTES / of_step.max(1)).clamp(1, USUAL_MOST_STEPS);
     let most = config.windows.most_steps.unwrap_or(most);
-    match of_step.checked_mul(most) {
-        Some(bytes) => Ok(MostSteps { steps: most, answer_bytes: bytes.max(MOST_ANSWER_BYTES) }),
-        None => {
-            let why = "the outputs of so many steps have more bytes than an address can count";
-            Err(bad(MAX_STEPS, most.to_string(), why))
-        }
-    }
+    let why = "the outputs of so many steps have more bytes than an address can count";
+    let bytes = of_step.checked_mul(most).ok_or_else(|| bad(MAX_STEPS, most.to_string(), why))?;
+    Ok(MostSteps { steps: most, answer_bytes: bytes.max(MOST_ANSWER_BYTES) })
 }

@@ -28,12 +28,6 @@ const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
 const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
 
-/// Operators whose CUDA kernel copies to the host how long their output is.
-const COUNTS_ON_HOST: [&str; 3] = ["Compress", "NonMaxSuppression", "NonZero"];
-
-/// Operators whose CUDA kernel copies to the device from memory that it frees.
-const COPIES_FROM_FREED: [&str; 1] = ["GatherND"];
-
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     /// The first node that quantizes with one scale for the whole batch, and how many others do, in words.
@@ -179,15 +173,15 @@ fn search<'a>(nodes: &'a [NodeProto], outside: HashSet<&'a str>, found: &mut Vec
 
 fn what_is_lost(node: &NodeProto) -> Option<String> {
     let operator = node.op_type();
-    let what = if COUNTS_ON_HOST.contains(&operator) {
-        "counts on the host what it finds"
-    } else if COPIES_FROM_FREED.contains(&operator) {
-        "copies from memory that ONNX Runtime frees after the first run"
-    } else if RANDOM.contains(&operator) && operator != "Dropout" {
-        // Without training, Dropout draws nothing.
-        "would draw the same numbers each time"
-    } else {
-        return None;
+    let what = match operator {
+        // Their CUDA kernels copy to the host how long the output is.
+        "Compress" | "NonMaxSuppression" | "NonZero" => "counts on the host what it finds",
+        // Its CUDA kernel copies to the device from memory that it frees.
+        "GatherND" => "copies from memory that ONNX Runtime frees after the first run",
+        // Without training, it draws nothing.
+        "Dropout" => return None,
+        _ if RANDOM.contains(&operator) => "would draw the same numbers each time",
+        _ => return None,
     };
     Some(format!("{} {what}", described(node)))
 }
