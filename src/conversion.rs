@@ -22,7 +22,7 @@ use stateful_convert::{
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, PartialConfig, StatePair, parameter_line};
-use crate::onnx::{ModelSource, Nodes, Recurrence, without_weights};
+use crate::onnx::{ModelSource, Nodes, Recurrence};
 use crate::session::{Library, OpenError, Provider, Session};
 
 /// Why a model is not converted.
@@ -121,8 +121,9 @@ pub fn convert_if_asked(
     notes.extend(described(&converted.report, &compared));
     notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
     warnings.extend(converted.report.warnings.iter().map(with_parameter));
-    let initial_states = converted.initial_states.map(|bytes| ModelSource::initial_states(file.clone(), bytes));
-    Ok(Served { model: ModelSource::converted(file, converted.model), initial_states, notes, warnings })
+    let made = |what, model| ModelSource::made(what, file.clone(), model);
+    let initial_states = converted.initial_states.map(|model| made("its initial states", model));
+    Ok(Served { model: made("converted", converted.model), initial_states, notes, warnings })
 }
 
 fn no_effect(pairs: &[StatePair]) -> String {
@@ -207,24 +208,24 @@ fn convert(
 /// The bytes of a model, with the weights that a look at its graph needs. Weights that can't be read are left out: ONNX
 /// Runtime has loaded the model, or says what is wrong with it.
 pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
-    let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
+    let failed = |why| ConversionError::Read { file: model.file.clone(), why };
     let bytes = match model.bytes() {
-        Some(_) => bytes_of(model)?,
-        None => without_weights(model.file()).map_err(failed)?.encode_to_vec().into(),
+        Some(bytes) => bytes.clone(),
+        None => model.without_weights().map_err(failed)?.encode_to_vec().into(),
     };
-    Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
+    Ok(with_small_weights_shown(bytes.clone(), folder_of(&model.file)).unwrap_or(bytes))
 }
 
 /// Bytes of a model, with its weights in files of their own. `graph` is what [`read`] gives.
 pub fn byte_len(model: &ModelSource, graph: &Bytes) -> u64 {
     let external = ModelProto::decode(graph.clone()).map_or_else(|_| Vec::new(), |model| external_files(&model));
-    let size = |file: &String| std::fs::metadata(folder_of(model.file()).join(file)).map_or(0, |file| file.len());
+    let size = |file: &String| std::fs::metadata(folder_of(&model.file).join(file)).map_or(0, |file| file.len());
     external.iter().map(size).fold(model.byte_len(), u64::saturating_add)
 }
 
 /// The values that a model has of its own for these inputs: their initializers.
 pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<String, Vec<f64>>, ConversionError> {
-    let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
+    let failed = |why| ConversionError::Read { file: model.file.clone(), why };
     let of_inputs = |bytes: Bytes| -> Result<BTreeMap<String, Option<Vec<f64>>>, ConversionError> {
         let model = ModelProto::decode(bytes).map_err(|error| failed(io::Error::other(error)))?;
         let weights = model.graph.iter().flat_map(|graph| &graph.initializer);
@@ -234,8 +235,8 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
     let mut found = of_inputs(read(model)?)?;
     // What `read` gives lacks large weights. All weights are read only for a state that has one of them.
     if found.values().any(Option::is_none) {
-        let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
-        found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?)?;
+        let whole = with_weights(bytes_of(model)?, folder_of(&model.file));
+        found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file.clone(), why })?)?;
     }
     let read = |(name, values): (String, Option<Vec<f64>>)| match values {
         Some(values) => Ok((name, values)),
@@ -245,7 +246,7 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
 }
 
 fn bytes_of(model: &ModelSource) -> Result<Bytes, ConversionError> {
-    model.read().map_err(|why| ConversionError::Read { file: model.file().to_owned(), why })
+    model.read().map_err(|why| ConversionError::Read { file: model.file.clone(), why })
 }
 
 fn folder_of(file: &Path) -> &Path {

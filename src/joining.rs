@@ -82,7 +82,7 @@ pub fn joined(
         format!("joining and its check took {} ms", begun.elapsed().as_millis()),
     ];
     let warnings = converted.report.warnings.iter().map(with_parameter).collect();
-    let model = ModelSource::joined(folder.to_owned(), converted.model);
+    let model = ModelSource::made("joined", folder.to_owned(), converted.model);
     Ok(Served { model, initial_states: None, notes, warnings })
 }
 

@@ -72,7 +72,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
             let past =
                 |of: GrowingAxis| binding.states[of.state].initial.dims.get(of.axis).map_or(0, |&dim| usize_of(dim));
             let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
-            RowValues::new(of, binding, |_| 0, past, new, Gap::NONE)
+            RowValues::new(of, &binding.states, |_| 0, past, new, Gap::NONE)
         },
         elements: &|_, _, data_type, count| vec![0; count * data_type.byte_size().unwrap_or(1)],
     };
@@ -174,7 +174,7 @@ impl Runs<'_> {
             generated: &|position, of| {
                 let past = usize_of(batch[position].length);
                 let new = |added: InputAxis| usize_of(input_dims(&binding.inputs[added.input])[added.axis]);
-                RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
+                RowValues::new(of, &binding.states, |_| past as u64, |_| past, new, store.gap(position))
             },
             elements: &|position, index, data_type, count| {
                 let shared = binding.inputs[index].batch_axis.is_none();

@@ -98,7 +98,7 @@ impl Expected {
     /// shows it.
     pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
         let is_plain = row.asked.is_none() && !row.state.start && !row.end;
-        self.binding.is_cut() && is_plain && Course::has_no_window(&self.binding, &row.request, left)
+        self.binding.is_cut && is_plain && Course::has_no_window(&self.binding, &row.request, left)
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.

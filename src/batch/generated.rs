@@ -18,7 +18,7 @@ pub fn row_values(generated: &Generated, binding: &Binding, row: &Row, gap: Gap)
         dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
     };
     let new = |of: InputAxis| own_length(binding, row, of);
-    RowValues::new(generated, binding, count, past, new, gap)
+    RowValues::new(generated, &binding.states, count, past, new, gap)
 }
 
 /// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.

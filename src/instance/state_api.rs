@@ -9,7 +9,7 @@ use crate::batch::Row;
 use crate::batch::generated::counts_after;
 use crate::batch::respond::{Filled, empty_response};
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
-use crate::binding::{BoundState, Initial, InitialContent};
+use crate::binding::{BoundState, Flag, Initial, InitialContent};
 use crate::config::Strategy;
 use crate::error::{AdmissionError, InputError, RequestError, StateApiError, StoredError};
 use crate::model::{Answered, Extras, Lease, RepeatKey};
@@ -70,7 +70,7 @@ impl Instance {
         let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
         asked.progress.goes_on = origin.is_some() || (row.state.start && brings_all);
         asked.progress.restarts = asked.resets_all && asked.set.is_empty();
-        if self.model.binding.has_start_control() {
+        if self.model.binding.inputs.iter().any(|input| input.is_flag(Flag::Start)) {
             check_start_control(row, asked)?;
         }
         let change = Change {
@@ -93,7 +93,7 @@ impl Instance {
     /// What the sequence keeps from now on besides its states, if the request changes that before a run.
     fn extras(&self, asked: &StateRequest, slot: SlotId, origin: Option<&Snapshot>) -> Option<Extras> {
         let binding = &self.model.binding;
-        let begins_counting = asked.resets_all && (!binding.counters.is_empty() || binding.is_cut());
+        let begins_counting = asked.resets_all && (!binding.counters.is_empty() || binding.is_cut);
         let mut extras = match origin {
             Some(origin) => origin.extras.clone(),
             None if begins_counting => self.sequences.extras(slot)?,
@@ -367,7 +367,7 @@ impl Instance {
         let binding = &self.model.binding;
         let keeps_nothing =
             self.model.state_api.is_none() && !self.model.has_held_inputs() && self.model.keeper.is_none();
-        if keeps_nothing && binding.counters.is_empty() && !binding.is_cut() {
+        if keeps_nothing && binding.counters.is_empty() && !binding.is_cut {
             return Ok(());
         }
         let is_last = |row: &Row| !row.state.discards && !row.has_more_steps();

@@ -25,7 +25,7 @@ pub use site::Site;
 
 use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, Strategy};
+use crate::config::{self, Config, Durability, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::conversion::Served;
 use crate::error::{AdmissionError, LoadError};
 use crate::explain::{explain, explain_batch_scale};
@@ -382,7 +382,8 @@ fn states_hash(binding: &Binding) -> u32 {
         text += &format!("{} {:?} {:?};", binding.inputs[state.input].name, state.data_type, state.dims);
     }
     for (input, _, of) in binding.contexts() {
-        text += &format!("{} {:?};", binding.context_name(input, of), binding.context_dims(input, of));
+        let dims = binding.inputs[input].dims_of_part(of.axis, of.length as i64);
+        text += &format!("{} {dims:?};", binding.context_name(input, of));
     }
     for &counter in &binding.counters {
         text += &format!("{};", binding.counter_name(counter));

@@ -279,10 +279,12 @@ impl InitialStep {
         model: &InitialModel,
         request: Option<&Request>,
     ) -> Result<Vec<Option<Initial>>, RunError> {
-        for (index, bound) in model.inputs.iter().enumerate() {
-            let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
-            let dims = bound.request.form.model_dims(input.dims());
-            if binding.inputs[bound.input].data_type == DataType::Bytes {
+        for (index, &of) in model.inputs.iter().enumerate() {
+            let bound = &binding.inputs[of];
+            let given = bound.request().and_then(|of| Some((of.form, request?.input(of.position)?)));
+            let Some((form, input)) = given else { continue };
+            let dims = form.model_dims(input.dims());
+            if bound.data_type == DataType::Bytes {
                 self.step.set_strings(
                     index,
                     dims,

@@ -137,7 +137,7 @@ impl<'a> Inputs<'a> {
         let dim = |dims: &[i64], axis: usize| dims.get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
         let values = RowValues::new(
             generated,
-            self.binding,
+            &self.binding.states,
             |counter| row.counts.get(counter).copied().unwrap_or(0),
             |of| dim(&row.states[of.state].dims, of.axis),
             |of| self.own_length(row, of),

@@ -83,7 +83,7 @@ impl Session {
         provider.append_to(&mut builder)?;
         let session = match source.bytes() {
             Some(bytes) => builder.commit_from_memory(bytes),
-            None => builder.commit_from_file(source.file()),
+            None => builder.commit_from_file(&source.file),
         };
         let session = session.map_err(|error| load(error.to_string()))?;
         let signature = signature_of(&session)?;

@@ -70,8 +70,9 @@ impl Snapshot {
         };
         let contexts = binding.contexts().zip(&self.state.contexts);
         let context = |((input, _, of), bytes): ((usize, _, BoundContext), &Vec<u8>)| {
-            let data_type = binding.inputs[input].data_type;
-            entry(binding.context_name(input, of), data_type, &binding.context_dims(input, of), bytes.len())
+            let bound = &binding.inputs[input];
+            let dims = bound.dims_of_part(of.axis, of.length as i64);
+            entry(binding.context_name(input, of), bound.data_type, &dims, bytes.len())
         };
         let inputs = binding.request_inputs().zip(&self.extras.held);
         let held = inputs.filter_map(|((input, _), held)| Some((input.name.clone(), held.as_ref()?)));
@@ -153,7 +154,7 @@ fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Ite
     let left = left.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
     binding.windows().zip(left).map(|((input, _, window), bytes)| {
         let elements = bytes.len() / window.element_bytes.max(1);
-        let dims = binding.left_dims(input, window, elements as i64);
+        let dims = input.dims_of_part(window.axis, elements as i64);
         (entry(binding.window_name(input, window), input.data_type, &dims, bytes.len()), bytes)
     })
 }

@@ -56,7 +56,8 @@ fn read_contexts(entries: &[Entry], data: &mut Data<'_>, binding: &Binding) -> R
     same("contexts", names(entries), &of_model)?;
     let mut contexts = Vec::new();
     for (entry, (input, _, of)) in entries.iter().zip(binding.contexts()) {
-        let (data_type, dims) = (binding.inputs[input].data_type, binding.context_dims(input, of));
+        let bound = &binding.inputs[input];
+        let (data_type, dims) = (bound.data_type, bound.dims_of_part(of.axis, of.length as i64));
         if entry.datatype != data_type.protocol_name() || entry.shape != dims {
             return Err(is_other(entry, data_type, &dims));
         }
@@ -101,7 +102,7 @@ fn read_left_over(entries: &[Entry], data: &mut Data<'_>, binding: &Binding) -> 
     same("left-over elements", names(entries), &of_model)?;
     let mut left = Vec::new();
     for (entry, (input, request, window)) in entries.iter().zip(binding.windows()) {
-        let dims = binding.left_dims(input, window, -1);
+        let dims = input.dims_of_part(window.axis, -1);
         let elements = entry.shape.get(window.axis).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(usize::MAX);
         // As much as a window needs would have made a step.
         let is_window = elements >= window.taken(request.context, true);

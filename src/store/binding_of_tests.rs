@@ -93,7 +93,7 @@ pub fn binding_of(count: usize) -> Arc<Binding> {
         repeat: None,
         answers_each_step: false,
         most_steps: MostSteps { steps: 1, answer_bytes: usize::MAX },
-        cuts: false,
+        is_cut: false,
         needs_steps: None,
     })
 }

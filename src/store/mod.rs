@@ -357,7 +357,7 @@ impl StateStore {
         may_share: bool,
         results: &mut [Result<T, RequestError>],
     ) -> Result<bool, RunError> {
-        if !self.binding.is_copied_back() {
+        if !self.binding.has_varying_states() && self.binding.contexts().next().is_none() {
             return Ok(false);
         }
         let Self { binding, varying, held, .. } = self;

@@ -9,7 +9,7 @@ use crate::binding::{
 };
 use crate::completion::Origins;
 use crate::config::{Config, FirstRequest, PairsFrom, StatePair};
-use crate::onnx::{BatchScale, Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo};
 
 /// The two tables as text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
@@ -45,7 +45,7 @@ fn lines(table: &Table) -> Vec<String> {
 }
 
 /// Explains what quantizing with one scale for the whole batch means for the model's sequences.
-pub fn explain_batch_scale(scale: &BatchScale, config: &Config) -> String {
+pub fn explain_batch_scale(scale: &str, config: &Config) -> String {
     let rows = config.max_rows_per_run;
     if rows == 1 {
         return format!("{scale} quantizes with one scale for the whole batch, so each request has a run of its own");

@@ -1,7 +1,5 @@
 //! What the tensors of a model are for.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 use std::ffi::CString;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -9,11 +7,11 @@ use std::num::NonZeroUsize;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
 
-use super::chunks::{BoundContext, BoundWindow, Gathered};
+use super::context::{BoundContext, BoundWindow};
+use super::shapes::ShapeForm;
 use crate::config::FirstRequest;
 use crate::onnx::TensorInfo;
 
-/// An input of the model.
 #[derive(Clone, Debug)]
 pub struct BoundInput {
     pub name: String,
@@ -22,12 +20,10 @@ pub struct BoundInput {
     pub dims: Vec<i64>,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
-    /// What fills it.
     pub source: Source,
 }
 
 impl BoundInput {
-    /// An input with the model's name, type and dims.
     pub(super) fn new(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> Self {
         let TensorInfo { name, data_type, dims, .. } = info.clone();
         Self { name, data_type, dims, batch_axis, source }
@@ -45,8 +41,7 @@ impl BoundInput {
         self.request().is_some_and(|request| request.is_padded)
     }
 
-    /// How requests carry it, if they do.
-    pub(super) const fn request(&self) -> Option<&RequestInput> {
+    pub const fn request(&self) -> Option<&RequestInput> {
         if let Source::Request(request) = &self.source { Some(request) } else { None }
     }
 
@@ -54,13 +49,19 @@ impl BoundInput {
         if let Source::Request(request) = &mut self.source { Some(request) } else { None }
     }
 
-    /// Whether it is a control that tells the model this of a row.
-    pub(super) fn is_flag(&self, wanted: Flag) -> bool {
+    pub fn is_flag(&self, wanted: Flag) -> bool {
         matches!(self.source, Source::Control(BoundControl::Flag { flag, .. }) if flag == wanted)
     }
 
     pub(super) fn row_dims(&self) -> Vec<i64> {
         row_dims(&self.dims, self.batch_axis)
+    }
+
+    /// The dims of one row that has so many elements along `axis`.
+    pub fn dims_of_part(&self, axis: usize, elements: i64) -> Vec<i64> {
+        let mut dims = self.row_dims();
+        dims[axis] = elements;
+        dims
     }
 }
 
@@ -73,16 +74,14 @@ pub(super) fn row_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
     dims
 }
 
-/// What fills an input.
 #[derive(Clone, Debug)]
 pub enum Source {
     Request(RequestInput),
-    /// The length of each row of this input.
+    /// The length of each row of the input with the index `of` in `Binding::inputs`.
     Lengths {
-        /// Index in [`Binding::inputs`](super::model::Binding::inputs).
         of: usize,
     },
-    /// The state of this number in [`Binding::states`](super::model::Binding::states).
+    /// The state of this number in `Binding::states`.
     State(usize),
     Control(BoundControl),
     Generated(Generated),
@@ -101,24 +100,33 @@ pub struct Generated {
     pub axis: Option<usize>,
     /// 1 in the type of the input, for masks.
     pub one: Vec<u8>,
-    /// The entry of the configuration.
     pub written: String,
 }
 
-/// What a generated input holds.
+/// What a generated input holds. A counter has its index in `Binding::counters`, and its value from before the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratedValue {
-    /// What this counter of [`Binding::counters`](super::model::Binding::counters) has before the request.
-    Count { counter: usize },
-    /// A value for each element of an input, from what its counter has before the request.
-    Positions { counter: usize, of: InputAxis },
+    Count {
+        counter: usize,
+    },
+    /// A value for each element of an input, from the counter's up.
+    Positions {
+        counter: usize,
+        of: InputAxis,
+    },
     /// The length of a growing state before the run.
     Length(GrowingAxis),
     /// 1 for each element of a growing state, then 1 for each new element.
-    Mask { state: GrowingAxis, new: NewLength },
-    /// As many ones as this counter has before the request, with the factor and the addend, at the end of `length`
-    /// elements, and 0 in front of them.
-    Last { counter: usize, length: usize },
+    Mask {
+        state: GrowingAxis,
+        new: NewLength,
+    },
+    /// As many ones as the counter has, with the factor and the addend, at the end of `length` elements, and 0 in front of
+    /// them.
+    Last {
+        counter: usize,
+        length: usize,
+    },
 }
 
 /// How many elements a run adds to a state.
@@ -129,65 +137,30 @@ pub enum NewLength {
     Of(InputAxis),
 }
 
-/// What is counted for each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// Inferences.
     Steps,
-    /// Elements of an input.
     Elements(InputAxis),
 }
 
-/// An axis of an input that requests carry.
+/// An axis, in the model, of an input that requests carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputAxis {
-    /// Index in [`Binding::inputs`](super::model::Binding::inputs).
+    /// Index in `Binding::inputs`.
     pub input: usize,
-    /// The axis, in the model.
     pub axis: usize,
 }
 
 /// The axis along which a state grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowingAxis {
-    /// Number in [`Binding::states`](super::model::Binding::states).
     pub state: usize,
     /// Its number among the states beside the slot.
     pub beside: usize,
     pub axis: usize,
 }
 
-impl Generated {
-    /// The indices of the inputs have changed.
-    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
-        match &mut self.value {
-            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { new: NewLength::Of(of), .. } => {
-                of.move_input(moved)
-            }
-            GeneratedValue::Count { .. }
-            | GeneratedValue::Length(_)
-            | GeneratedValue::Mask { new: NewLength::Fixed(_), .. }
-            | GeneratedValue::Last { .. } => {}
-        }
-    }
-}
-
-impl Counter {
-    /// The indices of the inputs have changed.
-    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
-        if let Self::Elements(of) = self {
-            of.move_input(moved);
-        }
-    }
-}
-
-impl InputAxis {
-    fn move_input(&mut self, moved: &[usize]) {
-        self.input = moved[self.input];
-    }
-}
-
-/// How requests carry an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInput {
     /// Number among the inputs that requests carry.
@@ -199,13 +172,11 @@ pub struct RequestInput {
     pub is_held: bool,
     /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
-    /// How it is cut, if a request may have any number of windows.
     pub window: Option<BoundWindow>,
     /// The axis along which rows may have different lengths.
     pub ragged_axis: Option<usize>,
     /// Whether rows of different lengths share a batch, in which the shorter ones are filled up.
     pub is_padded: bool,
-    /// What the number of steps must be a multiple of.
     pub steps_multiple: Option<StepsMultiple>,
 }
 
@@ -249,8 +220,18 @@ impl RequestInput {
 
     /// The axis along which a row has more than the request's elements, if there is one.
     pub fn window_axis(&self) -> Option<usize> {
+        // Both may be there. `WrittenContext::check_padding` has made sure that they then are the same axis.
         self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
     }
+}
+
+/// How an answer carries an output of several steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gathered {
+    /// The steps have a dimension of their own, which is this one.
+    Stacked { at: usize },
+    /// The steps stand one after the other along this dimension.
+    Joined { axis: usize },
 }
 
 /// A control, in the type that the model takes.
@@ -268,35 +249,10 @@ pub enum BoundControl {
 /// What a control input tells the model of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// It starts a sequence.
     Start,
-    /// It ends its sequence.
     End,
     /// It is a request and no padding.
     Ready,
-}
-
-/// How a request's shape relates to the shape in the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShapeForm {
-    /// As in the model, with 1 for the batch axis, which is the first one. This is Triton's form.
-    Plain,
-    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
-    /// batch dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
-    BatchInside,
-    /// Requests and responses have a dimension more, which is 1. The model's tensor has no batch axis, and Triton puts a
-    /// batch dimension in front; or it is a scalar, which Triton doesn't have.
-    Unbatched,
-}
-
-impl ShapeForm {
-    /// The model's part of a request's dims.
-    pub fn model_dims(self, request: &[i64]) -> &[i64] {
-        match self {
-            Self::Plain => request,
-            Self::BatchInside | Self::Unbatched => request.get(1..).unwrap_or_default(),
-        }
-    }
 }
 
 /// An output that is fetched.
@@ -304,9 +260,7 @@ impl ShapeForm {
 pub struct BoundOutput {
     pub name: String,
     pub data_type: DataType,
-    /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
-    /// How responses carry it.
     pub form: ShapeForm,
     /// `None` if a dimension other than the batch axis is open.
     pub dims: Option<Vec<i64>>,
@@ -325,7 +279,6 @@ pub struct BoundOutput {
 }
 
 impl BoundOutput {
-    /// An output of the model that nothing uses yet.
     pub fn new(name: &str, data_type: DataType) -> Self {
         Self {
             name: name.to_owned(),
@@ -337,52 +290,48 @@ impl BoundOutput {
             empty_dims: Vec::new(),
             gathered: None,
             trim: None,
+            // Made once, so that no response allocates it.
             c_name: c_name(name),
             is_only_kept: false,
         }
     }
 }
 
-/// The part of an output that belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trim {
-    /// The axis, in the model.
     pub axis: usize,
     pub by: TrimBy,
 }
 
-/// How much of an output belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrimBy {
-    /// As much as the row has of this input in [`Binding::inputs`](super::model::Binding::inputs).
+    /// As much as the row has of this input in `Binding::inputs`.
     Input(usize),
-    /// As much as this output in [`Binding::outputs`](super::model::Binding::outputs) says.
+    /// As much as this output in `Binding::outputs` says.
     Output(usize),
 }
 
 /// The index of an output, which is fetched from now on.
 pub(super) fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
-    if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
-        return index;
-    }
-    outputs.push(BoundOutput::new(&info.name, info.data_type));
-    outputs.len() - 1
+    outputs.iter().position(|output| output.name == info.name).unwrap_or_else(|| {
+        outputs.push(BoundOutput::new(&info.name, info.data_type));
+        outputs.len() - 1
+    })
 }
 
-/// A tensor's name for Triton. No name has a NUL; one that had would become empty.
 pub(super) fn c_name(name: &str) -> CString {
+    // ONNX Runtime gives names as C strings, so none has a NUL inside.
     CString::new(name).unwrap_or_default()
 }
 
 /// A state: which input and output of the binding are its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundState {
-    /// Index in [`Binding::inputs`](super::model::Binding::inputs).
+    /// Index in `Binding::inputs`.
     pub input: usize,
-    /// Index in [`Binding::outputs`](super::model::Binding::outputs).
+    /// Index in `Binding::outputs`.
     pub output: usize,
     pub data_type: DataType,
-    /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
     /// Dimensions of a row: 1 for the batch axis, -1 where the size varies.
     pub dims: Vec<i64>,
@@ -390,11 +339,9 @@ pub struct BoundState {
     pub storage: StorageType,
     /// The axis along which rows of different lengths are padded to share a run; `None` if they cannot.
     pub padded_axis: Option<usize>,
-    /// Its value when a sequence starts.
     pub initial: Initial,
 }
 
-/// A state's initial value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Initial {
     /// The dimensions of a row. None is open.
@@ -402,7 +349,6 @@ pub struct Initial {
     pub content: InitialContent,
 }
 
-/// The elements of an initial value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialContent {
     /// Zeros or empty strings.
@@ -423,7 +369,6 @@ impl fmt::Display for Initial {
     }
 }
 
-/// Where a sequence keeps a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePlace {
     /// In its slot. Every row has this layout.
@@ -433,7 +378,6 @@ pub enum StatePlace {
 }
 
 impl BoundState {
-    /// Whether it is kept in the sequence's slot.
     pub const fn is_in_slot(&self) -> bool {
         matches!(self.place, StatePlace::Slot(_))
     }
@@ -443,7 +387,6 @@ impl BoundState {
         self.storage.bytes(layout.row_bytes())
     }
 
-    /// Bytes of the state in its slot.
     pub const fn slot_bytes(&self) -> usize {
         match self.place {
             StatePlace::Slot(layout) => self.kept_bytes(layout),
@@ -455,8 +398,9 @@ impl BoundState {
     /// otherwise.
     pub fn empty_axes(&self) -> impl Iterator<Item = usize> {
         let Self { dims, initial, .. } = self;
-        (0..dims.len())
-            .filter(|&axis| initial.content == InitialContent::Zeros && dims[axis] < 0 && initial.dims[axis] == 0)
+        // The length of a value that is given is meant.
+        let is_given = initial.content != InitialContent::Zeros;
+        (0..dims.len()).filter(move |&axis| !is_given && dims[axis] < 0 && initial.dims[axis] == 0)
     }
 
     /// The row at `at` of a batch with these dims, without its gap; and the gap, if it has one. `None` if a product

@@ -18,9 +18,9 @@ use stateful_convert::{
 };
 
 use super::bound::{BoundInput, BoundOutput, BoundState, RequestInput, Source, StepsMultiple};
-use super::error::{BindingError, bad};
+use super::error::{BindingError, Result, bad};
 use super::model::Binding;
-use super::shapes::is_batch;
+use super::shapes::{is_batch, open_axes, state_dims};
 use crate::config::{
     Config, DeclaredState, INPUT_WINDOWS, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,
 };
@@ -47,13 +47,8 @@ enum Kind {
 
 impl Binding {
     /// Refuses a configuration with which the batch of two tensors would be dimensions with different names.
-    pub fn check_one_batch(
-        &self,
-        config: &Config,
-        pairs: &[StatePair],
-        signature: &Signature,
-    ) -> Result<(), BindingError> {
-        // A batch axis in 'state_dims' overrides the name of the dimension.
+    pub fn check_one_batch(&self, config: &Config, pairs: &[StatePair], signature: &Signature) -> Result<()> {
+        // Whoever writes the batch axis of a state in 'state_dims' knows better than the name of the dimension.
         let is_written = |name: &str| config.states.written_dims(name).is_some();
         let of_input = |input: &BoundInput| {
             let infos = signature.inputs.iter().chain(&signature.defaults);
@@ -72,26 +67,25 @@ impl Binding {
         let inputs = self.inputs.iter().filter_map(of_input);
         let mut tensors: Vec<Batched> = inputs.chain(config.outputs.iter().filter_map(of_output)).collect();
         tensors.sort_by_key(|tensor| tensor.kind);
-        let is_declared = |info: &TensorInfo| config.states.is_declared(&info.name);
+        // The dims of a declared state say which dimension is the batch, whatever its name.
+        let is_named = |tensor: &Batched| tensor.kind == Kind::State && !config.states.is_declared(&tensor.info.name);
         let found = tensors.iter().find_map(|tensor| {
-            tensor.against(&tensors).or_else(|| tensor.against_usual_names()).or_else(|| {
-                let may_differ = tensor.kind != Kind::State || is_declared(tensor.info);
-                if may_differ { None } else { tensor.against_requests(&tensors) }
-            })
+            let found = tensor.against(&tensors).or_else(|| tensor.against_usual_names());
+            found.or_else(|| is_named(tensor).then(|| tensor.against_requests(&tensors)).flatten())
         });
         found.map_or(Ok(()), Err)
     }
 
     /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch, if
     /// the graph then brings rows together with that dimension. Dims say both in this form: the steps in front of the
-    /// batch, and, wrongly, a batch of one. Reads `model`, the ONNX file, only if there are such dims.
+    /// batch, and, wrongly, a batch of one. `model` reads the ONNX file.
     pub fn check_marked_batch<E: From<BindingError>>(
         &self,
         config: &Config,
         signature: &Signature,
         model: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(), E> {
-        let marked = |tensor: &&TensorConfig| {
+        let marked = |tensor: &TensorConfig| {
             let info = signature.input(&tensor.name)?;
             let is_fixed = |axis: &usize| tensor.dims[*axis] >= 0 && info.dims[*axis] < 0;
             let has_all = info.dims.len() == tensor.dims.len();
@@ -99,7 +93,8 @@ impl Binding {
             let axis = self.inputs.iter().find(|input| input.name == info.name)?.batch_axis?;
             Some((Batched { kind: Kind::Input, info, axis }, fixed))
         };
-        let Some((tensor, fixed)) = config.inputs.iter().find_map(|tensor| marked(&tensor)) else { return Ok(()) };
+        let Some((tensor, fixed)) = config.inputs.iter().find_map(marked) else { return Ok(()) };
+        // Reading the file takes time, and few configurations need it.
         let met = rows_meet_others(model()?, &self.row_axes(), &self.output_axes());
         met.map_or(Ok(()), |node| {
             let what = format!("{}, and {node} brings it together with another dimension", tensor.place());
@@ -125,13 +120,8 @@ impl Batched<'_> {
         let differs = |other: &&Self| !name.is_empty() && other.symbol() != name && other.other(name).is_some();
         let other = all.iter().find(differs)?;
         // Trusts the tensor whose batch has a usual name; if that doesn't decide, the one of the earlier kind.
-        let is_right = |tensor: &Self| is_batch_name(tensor.symbol());
-        let (right, wrong) = match (is_right(self), is_right(other)) {
-            (false, true) => (other, self),
-            (true, false) => (self, other),
-            _ if self.kind <= other.kind => (self, other),
-            _ => (other, self),
-        };
+        let doubts = |tensor: &Self| (!is_batch_name(tensor.symbol()), tensor.kind);
+        let (right, wrong) = if doubts(self) <= doubts(other) { (self, other) } else { (other, self) };
         let what = format!("{}, and {}", right.place(), wrong.place());
         Some(refusal(what, &wrong.other(right.symbol()).map_or_else(String::new, |axis| wrong.line(axis))))
     }
@@ -154,17 +144,14 @@ impl Batched<'_> {
         if ends_with_digit(of_requests.symbol()) {
             return None;
         }
-        let dims = |batch_axis| StateDims { name: self.info.name.clone(), dims: self.info.dims.clone(), batch_axis };
+        let dims = |batch_axis| state_dims(self.info, &self.info.dims, batch_axis);
         let what = format!("{}, and {}", of_requests.place(), self.place());
-        let line = format!(
-            "if both are the batch, write {}; if the second one varies, write {}",
-            state_dims_line([dims(Some(self.axis))]),
-            state_dims_line([dims(None)])
-        );
+        let (batched, varying) = (state_dims_line([dims(Some(self.axis))]), state_dims_line([dims(None)]));
+        let line = format!("if both are the batch, write {batched}; if the second one varies, write {varying}");
         Some(refusal(what, &line))
     }
 
-    /// As `dimension 1 of input 'x', 'time'`.
+    /// As in `dimension 1 of input 'x', 'time'`.
     fn place(&self) -> String {
         let kind = match self.kind {
             Kind::State => "state",
@@ -179,8 +166,8 @@ impl Batched<'_> {
     fn line(&self, axis: usize) -> String {
         let mut dims = self.info.dims.clone();
         if self.kind == Kind::State {
-            let dims = StateDims { name: self.info.name.clone(), dims, batch_axis: Some(axis) };
-            return format!("if dimension {axis} is the batch, write {}", state_dims_line([dims]));
+            let line = state_dims_line([state_dims(self.info, &dims, Some(axis))]);
+            return format!("if dimension {axis} is the batch, write {line}");
         }
         let how = if axis == 0 {
             dims.remove(0);
@@ -188,14 +175,10 @@ impl Batched<'_> {
         } else {
             "write the model's dims"
         };
-        format!("if dimension {axis} of '{}' is the batch, {how}: dims: {}", self.info.name, spaced(&dims))
+        let listed = Dims(&dims).to_string();
+        let listed = listed.trim_matches(['[', ']']);
+        format!("if dimension {axis} of '{}' is the batch, {how}: dims: [ {listed} ]", self.info.name)
     }
-}
-
-/// Dims as a configuration has them.
-fn spaced(dims: &[i64]) -> String {
-    let listed = Dims(dims).to_string();
-    format!("[ {} ]", listed.trim_matches(['[', ']']))
 }
 
 fn ends_with_digit(name: &str) -> bool {
@@ -204,17 +187,13 @@ fn ends_with_digit(name: &str) -> bool {
 
 fn refusal(what: String, line: &str) -> BindingError {
     let line = if line.is_empty() { String::new() } else { format!("{line}; ") };
-    BindingError::OtherBatch {
-        what,
-        help: format!(
-            "{line}with parameter 'max_rows_per_run' of 1, each sequence runs alone, and the dims stay as written"
-        ),
-    }
+    let alone = "with parameter 'max_rows_per_run' of 1, each sequence runs alone, and the dims stay as written";
+    BindingError::OtherBatch { what, help: format!("{line}{alone}") }
 }
 
 impl Binding {
-    /// Makes inputs want the multiple of steps that the model's metadata says.
-    pub fn set_steps_multiples(&mut self, metadata: &BTreeMap<String, String>) -> Result<(), BindingError> {
+    /// Takes the multiples of steps from the model's metadata, where a conversion has written them.
+    pub fn set_steps_multiples(&mut self, metadata: &BTreeMap<String, String>) -> Result<()> {
         let Some(value) = metadata.get(STEPS_MULTIPLE) else { return Ok(()) };
         let error = |why: String| BindingError::Metadata { key: STEPS_MULTIPLE, value: value.clone(), why };
         let of_inputs: Vec<OfInput> = serde_json::from_str(value).map_err(|why| error(why.to_string()))?;
@@ -233,12 +212,12 @@ impl Binding {
                 return Err(error(format!("'input_context' would prepend other steps: take '{name}' out of it")));
             }
             if let Some(window) = request.window {
-                if window.length % multiple != 0 {
-                    return Err(error(format!(
-                        "'input_windows' cuts '{name}' into windows of {}: write a multiple of it",
-                        window.length
-                    )));
+                let length = window.length;
+                if length % multiple != 0 {
+                    let why = format!("'input_windows' cuts '{name}' into windows of {length}: write a multiple of it");
+                    return Err(error(why));
                 }
+                // Each window has a right number of steps, so requests may bring any.
                 continue;
             }
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
@@ -260,22 +239,20 @@ impl Binding {
             };
             let length = usize::try_from(input.dims[axis]).ok()?.checked_sub(in_front)?;
             let name = &input.name;
-            let texts = || (format!("{length} elements of '{name}'"), format!("{name}={length}@{axis}"));
-            (can_be && length >= LEAST_CHUNK).then(texts)
+            (can_be && length >= LEAST_CHUNK)
+                .then(|| (format!("{length} elements of '{name}'"), format!("{name}={length}@{axis}")))
         };
         let (lengths, entries): (Vec<_>, Vec<_>) = self.request_inputs().filter_map(chunk).unzip();
-        (!entries.is_empty()).then(|| {
-            format!(
-                "requests carry {}; if these are steps of time, with {} requests may have any length, and the backend makes a \
-                 step for each window of that many",
-                lengths.join(" and "),
-                parameter_line(INPUT_WINDOWS, &entries.join(" "))
-            )
-        })
+        let line = parameter_line(INPUT_WINDOWS, &entries.join(" "));
+        let lengths = lengths.join(" and ");
+        (!entries.is_empty()).then_some(format!(
+            "requests carry {lengths}; if these are steps of time, with {line} requests may have any length, and the backend \
+             makes a step for each window of that many"
+        ))
     }
 
     /// Refuses windows beside a model for initial states that reads inputs: a START may bring less than a window.
-    pub fn check_initial_model(&self, model: &str) -> Result<(), BindingError> {
+    pub fn check_initial_model(&self, model: &str) -> Result<()> {
         let entries: Vec<String> = self.windows().map(|(input, _, window)| self.window_name(input, window)).collect();
         if entries.is_empty() {
             return Ok(());
@@ -288,8 +265,9 @@ impl Binding {
     }
 
     /// Refuses a configuration without the initial states that the model's metadata names.
-    pub fn check_initial_states(states: &States, metadata: &BTreeMap<String, String>) -> Result<(), BindingError> {
+    pub fn check_initial_states(states: &States, metadata: &BTreeMap<String, String>) -> Result<()> {
         let Some(value) = metadata.get(INITIAL_STATES) else { return Ok(()) };
+        // Without them, the states would start at zero, and nothing would show that the answers are wrong.
         let error = |why: String| BindingError::Metadata { key: INITIAL_STATES, value: value.clone(), why };
         let wanted: Vec<InitialState> = serde_json::from_str(value).map_err(|why| error(why.to_string()))?;
         let is_missing = |wanted: &&InitialState| {
@@ -298,25 +276,25 @@ impl Binding {
             let is_given = states.initial.iter().any(|(name, _)| *name == wanted.state);
             !has_model && !is_given && !states.declared.iter().any(is_declared)
         };
-        // A conversion at load has its own.
-        let is_converted = matches!(states.pairs, StatePairs::Converted(_));
-        let missing: Vec<&InitialState> = wanted.iter().filter(|_| !is_converted).filter(is_missing).collect();
+        let missing: Vec<&InitialState> = wanted.iter().filter(is_missing).collect();
+        // A conversion at load brings the values, or a model that computes them.
+        if missing.is_empty() || matches!(states.pairs, StatePairs::Converted(_)) {
+            return Ok(());
+        }
         let values: Vec<String> =
             missing.iter().filter_map(|wanted| Some(format!("{}={}", wanted.state, wanted.value.as_ref()?))).collect();
-        let help = match missing.first() {
-            None => return Ok(()),
-            Some(_) if !values.is_empty() => parameter_line("initial_states", &values.join(" ")),
-            Some(_) => {
-                let line = parameter_line("initial_state_model", "model_initial_states.onnx");
-                format!("{line}, with the file that stateful-convert wrote beside the model")
-            }
+        let help = if values.is_empty() {
+            let line = parameter_line("initial_state_model", "model_initial_states.onnx");
+            format!("{line}, with the file that stateful-convert wrote beside the model")
+        } else {
+            parameter_line("initial_states", &values.join(" "))
         };
         let names: Vec<&str> = missing.iter().map(|wanted| wanted.state.as_str()).collect();
         Err(error(format!("the configuration doesn't say where these states start: {}; add {help}", names.join(", "))))
     }
 
     /// Refuses a state of a layer's hidden state and its cell state. `model` is the ONNX file.
-    pub fn check_ends(&self, model: Bytes) -> Result<(), BindingError> {
+    pub fn check_ends(&self, model: Bytes) -> Result<()> {
         let name = |state: &BoundState| StatePair {
             input: self.inputs[state.input].name.clone(),
             output: self.outputs[state.output].name.clone(),
@@ -327,7 +305,7 @@ impl Binding {
 
     /// Refuses a model with a recurrence along the batch, such as an LSTM that gets `[batch, time, n]` where it takes
     /// `[time, batch, n]`. `model` is the ONNX file.
-    pub fn check_rows(&self, model: Bytes) -> Result<(), BindingError> {
+    pub fn check_rows(&self, model: Bytes) -> Result<()> {
         let rows = self.row_axes();
         passes_on_rows(model, &rows).map_or(Ok(()), |node| {
             let axes: Vec<String> = rows.iter().map(InputAxis::to_string).collect();
@@ -335,10 +313,10 @@ impl Binding {
         })
     }
 
-    /// Whether the graph proves that rows don't change each other's results; if not, which node is in the way. `model` is
-    /// the ONNX file.
+    /// Whether the graph proves that rows don't change each other's results. `model` is the ONNX file.
     pub fn rows_in_graph(&self, model: Bytes) -> RowsInGraph {
         if let Some(input) = self.inputs.iter().find(|input| input.is_padded()) {
+            // How much padding a row gets depends on the other rows, and the graph doesn't show whether it ignores padding.
             let why = format!("shorter rows of '{}' are filled up ('padded_inputs')", input.name);
             return RowsInGraph::Unproven(why);
         }
@@ -346,13 +324,11 @@ impl Binding {
         rows_stay_apart(model, &self.row_axes(), &self.output_axes(), &fetched)
     }
 
-    /// Which axes of the inputs have the batch.
     fn row_axes(&self) -> Vec<InputAxis> {
         let axis = |input: &BoundInput| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? });
         self.inputs.iter().filter_map(axis).collect()
     }
 
-    /// Which axes of the outputs have the batch.
     fn output_axes(&self) -> Vec<OutputAxis> {
         let axis = |output: &BoundOutput| Some(OutputAxis { output: output.name.clone(), axis: output.batch_axis? });
         self.outputs.iter().filter_map(axis).collect()
@@ -362,21 +338,8 @@ impl Binding {
 /// A state whose dims the configuration doesn't give.
 struct Undeclared<'a> {
     info: &'a TensorInfo,
-    /// Its next value.
     next: Option<&'a TensorInfo>,
     state: &'a BoundState,
-}
-
-impl Undeclared<'_> {
-    /// Whether a dimension along which it starts without elements may always have the same length: it has no name, or the
-    /// next value has the same one, so that it would stay without elements.
-    fn may_keep_its_length(&self) -> bool {
-        let keeps = |axis: usize| {
-            let name = self.info.symbol(axis);
-            name.is_empty() || self.next.and_then(|next| next.symbols.get(axis)).is_some_and(|next| next == name)
-        };
-        self.state.empty_axes().any(keeps)
-    }
 }
 
 impl Binding {
@@ -389,10 +352,9 @@ impl Binding {
             Some(Undeclared { info, next: signature.output(&self.outputs[state.output].name), state })
         });
         let states: Vec<Undeclared> = undeclared.collect();
-        let of_requests = |info: &&TensorInfo| self.request_inputs().any(|(input, _)| input.name == info.name);
-        let batch_symbol = infos().filter(of_requests).find_map(|info| {
-            let axis = self.inputs.iter().find(|input| input.name == info.name)?.batch_axis?;
-            Some(info.symbol(axis)).filter(|symbol| !symbol.is_empty())
+        let batch_symbol = infos().find_map(|info| {
+            let (input, _) = self.request_inputs().find(|(input, _)| input.name == info.name)?;
+            Some(info.symbol(input.batch_axis?)).filter(|symbol| !symbol.is_empty())
         });
         empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
     }
@@ -401,26 +363,31 @@ impl Binding {
     /// there are none.
     pub fn empty_starts(&self) -> Option<String> {
         let empty = self.states.iter().filter(|state| state.empty_axes().next().is_some());
-        let described =
-            |state: &BoundState| format!("'{}' {}", self.inputs[state.input].name, Dims(&state.initial.dims));
-        let described: Vec<_> = empty.map(described).collect();
+        let described: Vec<_> = empty.map(|state| at_start(&self.inputs[state.input].name, state)).collect();
         (!described.is_empty()).then(|| described.join(", "))
     }
 }
 
+fn at_start(name: &str, state: &BoundState) -> String {
+    format!("'{name}' {}", Dims(&state.initial.dims))
+}
+
 /// Warns of states that start without elements and may always have the same length. A state that grows starts so.
 fn empty_starts(states: &[Undeclared]) -> Option<String> {
-    let states: Vec<_> = states.iter().filter(|of| of.may_keep_its_length()).collect();
-    let described = |of: &&Undeclared| format!("'{}' {}", of.info.name, Dims(&of.state.initial.dims));
-    let dims = |of: &&Undeclared| StateDims {
-        name: of.info.name.clone(),
-        dims: of.state.dims.clone(),
-        batch_axis: of.state.batch_axis,
+    let may_keep_its_length = |of: &&Undeclared| {
+        // It has no name, or the next value has the same one, so that it would stay without elements.
+        of.state.empty_axes().any(|axis| {
+            let name = of.info.symbol(axis);
+            name.is_empty() || of.next.and_then(|next| next.symbols.get(axis)).is_some_and(|next| next == name)
+        })
     };
-    let with_batch = |of: &&Undeclared| {
-        let mut open = (0..of.state.dims.len()).filter(|&axis| of.state.dims[axis] < 0);
-        let batch_axis = open.next().filter(|_| of.state.batch_axis.is_none() && open.next().is_none());
-        batch_axis.map(|axis| StateDims { batch_axis: Some(axis), ..dims(of) })
+    let states: Vec<_> = states.iter().filter(may_keep_its_length).collect();
+    if states.is_empty() {
+        return None;
+    }
+    let with_batch = |of: &&Undeclared| match (of.state.batch_axis, &*open_axes(&of.state.dims, None)) {
+        (None, &[axis]) => Some(state_dims(of.info, &of.state.dims, Some(axis))),
+        _ => None,
     };
     let batched: Vec<StateDims> = states.iter().filter_map(with_batch).collect();
     let or_batch = if batched.is_empty() {
@@ -428,14 +395,14 @@ fn empty_starts(states: &[Undeclared]) -> Option<String> {
     } else {
         format!("; if that dimension is the batch, write {}", state_dims_line(batched))
     };
-    (!states.is_empty()).then(|| {
-        format!(
-            "sequences start with states that have no elements: {}; if such a state always has the same length, write it, \
-             in the place of -1 in {}{or_batch}",
-            states.iter().map(described).collect::<Vec<_>>().join(", "),
-            state_dims_line(states.iter().map(dims))
-        )
-    })
+    let described: Vec<_> = states.iter().map(|of| at_start(&of.info.name, of.state)).collect();
+    let dims = |of: &&Undeclared| state_dims(of.info, &of.state.dims, of.state.batch_axis);
+    Some(format!(
+        "sequences start with states that have no elements: {}; if such a state always has the same length, write it, in \
+         the place of -1 in {}{or_batch}",
+        described.join(", "),
+        state_dims_line(states.iter().map(dims))
+    ))
 }
 
 /// Warns of states whose batch has another name than that of requests, or none: it may be a dimension that varies.
@@ -451,22 +418,16 @@ fn other_names(states: &[Undeclared], batch_symbol: Option<&str>) -> Option<Stri
     let first = states.first()?;
     let axis = first.state.batch_axis?;
     let line = |with_batch: bool| {
-        let dims = |of: &&Undeclared| StateDims {
-            name: of.info.name.clone(),
-            dims: of.info.dims.clone(),
-            batch_axis: of.state.batch_axis.filter(|_| with_batch),
-        };
-        state_dims_line(states.iter().map(dims))
+        let batch_axis = |of: &Undeclared| of.state.batch_axis.filter(|_| with_batch);
+        state_dims_line(states.iter().map(|of| state_dims(of.info, &of.info.dims, batch_axis(of))))
     };
     let its_name = match first.info.symbol(axis) {
         "" => "it has no name of its own".to_owned(),
         symbol => format!("its name is '{symbol}'"),
     };
+    let (name, batched, varying) = (&first.info.name, line(true), line(false));
     Some(format!(
-        "dimension {axis} of '{}' is taken for the batch, though {its_name} and that of the batch of requests is \
-         '{batch_symbol}': if that is right, write {}; if such dimensions vary, write {}",
-        first.info.name,
-        line(true),
-        line(false)
+        "dimension {axis} of '{name}' is taken for the batch, though {its_name} and that of the batch of requests is \
+         '{batch_symbol}': if that is right, write {batched}; if such dimensions vary, write {varying}"
     ))
 }

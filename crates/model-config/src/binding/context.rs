@@ -1,15 +1,90 @@
-//! Contexts: along which axis they are kept, and which dims they leave for requests.
+//! Contexts, and what is left over of windows: what a sequence keeps of an input from one request to the next. Along which
+//! axis a context is kept, and which dims it leaves for requests.
 
 use rows::tensor::{DataType, Dims, WindowLayout};
 
-use super::chunks::BoundContext;
-use super::error::{BindingError, bad};
-use super::shapes::{INPUT, describe, is_batch, match_dims};
-use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};
-use crate::onnx::TensorInfo;
+use super::error::{BindingError, Result, bad};
+use super::shapes::{INPUT, Listed, describe, is_batch, open_axes};
+use crate::config::{Context, FirstRequest, TensorConfig, context_line};
+
+/// The end of a sequence's last request, kept for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundContext {
+    /// The axis, in the model.
+    pub axis: usize,
+    /// Steps along it.
+    pub length: usize,
+    pub first: FirstRequest,
+    /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
+    /// is there.
+    pub bytes: usize,
+    /// Its number in the slot (`Binding::slot`).
+    pub slot_entry: usize,
+}
+
+impl BoundContext {
+    /// Whether a sequence without a context differs from one whose context is zeros.
+    pub fn can_be_absent(&self) -> bool {
+        self.first != FirstRequest::Zeros
+    }
+
+    /// The least steps that a request must carry, and how many exactly, if that is known. `of_model`: the model's
+    /// dimension. Decoding has checked what is the same for all requests.
+    pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
+        match (self.first, is_first) {
+            (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
+            // There must be an element to repeat.
+            (FirstRequest::Repeat, true) => (1, None),
+            (FirstRequest::Whole, is_first) => {
+                let in_front = self.in_front(is_first);
+                (self.length - in_front, usize::try_from(of_model).ok().map(|dim| dim - in_front))
+            }
+        }
+    }
+
+    pub fn in_front(&self, is_first: bool) -> usize {
+        if is_first && self.first == FirstRequest::Whole { 0 } else { self.length }
+    }
+
+    /// The steps in what is kept; `None` if they are absent, as at the start of a sequence.
+    pub fn steps<'a>(&self, kept: &'a [u8]) -> Option<&'a [u8]> {
+        if !self.can_be_absent() {
+            return Some(kept);
+        }
+        kept.split_last().and_then(|(&is_there, steps)| (is_there != 0).then_some(steps))
+    }
+
+    /// Notes in what is kept that the steps are there.
+    pub fn mark(&self, kept: &mut [u8]) {
+        if let Some(is_there) = kept.last_mut().filter(|_| self.can_be_absent()) {
+            *is_there = 1;
+        }
+    }
+}
+
+/// The windows in which the model gets an input that requests bring in any length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundWindow {
+    /// The axis, in the model.
+    pub axis: usize,
+    /// New elements of a window along it.
+    pub length: usize,
+    pub element_bytes: usize,
+    /// Whether zeros fill up the last window at END.
+    pub pads: bool,
+}
+
+impl BoundWindow {
+    /// Elements that a window takes of what requests bring. `is_first`: no window of the sequence has left a context.
+    pub fn taken(&self, context: Option<BoundContext>, is_first: bool) -> usize {
+        // The first window of a context with ':whole' is whole, so it also takes what would be in front of it.
+        self.length + context.map_or(0, |context| context.length - context.in_front(is_first))
+    }
+}
 
 /// An entry of `input_context` whose axis is found.
 pub(super) struct WrittenContext<'a> {
+    tensor: &'a TensorConfig,
     written: &'a Context,
     axis: usize,
     /// The model's window there; -1 is open.
@@ -17,17 +92,12 @@ pub(super) struct WrittenContext<'a> {
 }
 
 impl<'a> WrittenContext<'a> {
-    /// The context of an input, if it has one.
-    pub fn find(
-        config: &'a Config,
-        tensor: &TensorConfig,
-        info: &TensorInfo,
-        batch_symbol: Option<&str>,
-    ) -> Result<Option<Self>, BindingError> {
+    pub fn find(listed: Listed<'a>) -> Result<Option<Self>> {
+        let Listed { config, tensor, info, .. } = listed;
         let written = config.contexts.iter().find(|context| context.input == tensor.name);
         let Some(written) = written else { return Ok(None) };
-        let axis = Search { config, tensor, info, batch_symbol, written }.axis()?;
-        Ok(Some(Self { written, axis, window: written.window(info.dims[axis]) }))
+        let axis = Search { listed, written }.axis()?;
+        Ok(Some(Self { tensor, written, axis, window: written.window(info.dims[axis]) }))
     }
 
     /// Takes the context off the model's dims.
@@ -35,7 +105,7 @@ impl<'a> WrittenContext<'a> {
         take_off(dims, self.axis, self.written);
     }
 
-    /// Undoes [`WrittenContext::take_off`].
+    /// Undoes [`WrittenContext::take_off`] in dims that the configuration may have fixed meanwhile.
     pub fn put_back(&self, dims: &mut [i64]) {
         if self.written.first == FirstRequest::Whole {
             dims[self.axis] = self.window;
@@ -45,7 +115,7 @@ impl<'a> WrittenContext<'a> {
     }
 
     /// Refuses padding along another axis: only one axis of a row can have more than the request.
-    pub fn check_padding(&self, ragged_axis: Option<usize>) -> Result<(), BindingError> {
+    pub fn check_padding(&self, ragged_axis: Option<usize>) -> Result<()> {
         let Some(axis) = ragged_axis.filter(|&axis| axis != self.axis) else { return Ok(()) };
         let why =
             format!("it is axis {axis}, and its input_context is along axis {}: they must be the same", self.axis);
@@ -53,43 +123,29 @@ impl<'a> WrittenContext<'a> {
     }
 
     /// The context of an input with these dims in the model.
-    pub fn bind(
-        &self,
-        tensor: &TensorConfig,
-        model: &[i64],
-        batch_axis: Option<usize>,
-    ) -> Result<BoundContext, BindingError> {
-        let (axis, length) = (self.axis, self.written.length);
+    pub fn bind(&self, model: &[i64], batch_axis: Option<usize>) -> Result<BoundContext> {
+        let (tensor, axis, length, first) = (self.tensor, self.axis, self.written.length, self.written.first);
         let mut row = model.to_vec();
         row[axis] = length as i64;
-        let bytes =
-            WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(length));
-        match bytes {
-            Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
-                Ok(BoundContext::new(axis, length, self.written.first, bytes))
-            }
-            _ => Err(self.written.error(self.cannot_be_kept(tensor, model, batch_axis))),
-        }
-    }
-
-    /// Why no slot can hold this context, and what to write where something can be done.
-    fn cannot_be_kept(&self, tensor: &TensorConfig, model: &[i64], batch_axis: Option<usize>) -> String {
-        let is_open = |&axis: &usize| model[axis] < 0 && axis != self.axis && Some(axis) != batch_axis;
-        if tensor.optional {
+        let why = if tensor.optional {
             "the input is optional, but a context needs an input that each request carries".to_owned()
         } else if tensor.data_type == DataType::Bytes {
             format!("the input is {}, but a context needs an input of numbers", describe(tensor.data_type, model))
-        } else if let Some(open) = (0..model.len()).find(is_open) {
+        } else if let Some(open) = open_axes(&row, batch_axis).first() {
             format!(
-                "a context along axis {} needs a length for each other dimension except the batch, but axis {open} of \
+                "a context along axis {axis} needs a length for each other dimension except the batch, but axis {open} of \
                  {} is open: write its length in the dims of input '{}'",
-                self.axis,
                 Dims(model),
                 tensor.name
             )
+        } else if let Some(layout) = WindowLayout::new(tensor.data_type, &row, batch_axis, axis) {
+            let bytes = layout.window_bytes(length) + usize::from(first != FirstRequest::Zeros);
+            // The entry is numbered when the slot is laid out, after all inputs are bound.
+            return Ok(BoundContext { axis, length, first, bytes, slot_entry: 0 });
         } else {
             format!("it has more bytes than an address can count, with {} in the model", Dims(model))
-        }
+        };
+        Err(self.written.error(why))
     }
 }
 
@@ -109,29 +165,25 @@ fn take_off(dims: &mut [i64], axis: usize, context: &Context) -> bool {
 /// The search for a context's axis: the one that is written, else the one along which the configuration's dims differ
 /// from the model's by the context's length, else the only open one.
 struct Search<'a> {
-    config: &'a Config,
-    tensor: &'a TensorConfig,
-    info: &'a TensorInfo,
-    batch_symbol: Option<&'a str>,
+    listed: Listed<'a>,
     written: &'a Context,
 }
 
 impl Search<'_> {
-    fn axis(&self) -> Result<usize, BindingError> {
+    fn axis(&self) -> Result<usize> {
+        let Listed { config, info, .. } = self.listed;
         if let Some(axis) = self.written.axis {
             return self.check(axis);
         }
         let (fixed, open): (Vec<usize>, Vec<usize>) =
-            (0..self.info.dims.len()).filter(|&axis| self.fits(axis)).partition(|&axis| self.info.dims[axis] >= 0);
-        let model = Dims(&self.info.dims);
+            (0..info.dims.len()).filter(|&axis| self.fits(axis)).partition(|&axis| info.dims[axis] >= 0);
+        let model = Dims(&info.dims);
         match (fixed.as_slice(), open.as_slice()) {
-            (&[], &[axis]) if !self.config.is_batched() => self.check_only_open(axis),
+            (&[], &[axis]) if !config.is_batched() => self.check_only_open(axis),
             (&[axis], _) | (&[], &[axis]) => Ok(axis),
-            (&[], &[]) => Err(self.written.error(self.does_not_make(&(0..self.info.dims.len()).collect::<Vec<_>>()))),
+            (&[], &[]) => Err(self.does_not_make(0..info.dims.len())),
             (fixed, open) => {
-                let line = |&axis: &usize| context_line(&self.config.contexts, &self.written.input, axis);
-                let lines: Vec<_> = fixed.iter().chain(open).map(line).collect();
-                let lines = lines.join(" or ");
+                let lines = fixed.iter().chain(open).map(|&axis| self.line(axis)).collect::<Vec<_>>().join(" or ");
                 Err(self.written.error(format!("it fits more than one axis of the model's {model}: write {lines}")))
             }
         }
@@ -139,67 +191,59 @@ impl Search<'_> {
 
     /// Checks the only open axis of a model without a batch. It may be a batch that is not called so, and the context
     /// may belong to an axis of fixed length.
-    fn check_only_open(&self, axis: usize) -> Result<usize, BindingError> {
-        let dims = &self.info.dims;
+    fn check_only_open(&self, axis: usize) -> Result<usize> {
+        let dims = &self.listed.info.dims;
         let can_be = |&other: &usize| self.written.sent(dims[other]).is_some();
         let others: Vec<usize> = (0..dims.len()).filter(|&other| other != axis).filter(can_be).collect();
         if others.is_empty() {
             return Ok(axis);
         }
-        let line = |axis| context_line(&self.config.contexts, &self.written.input, axis);
         let with_dims = |&axis: &usize| {
             let mut sent = dims.clone();
             take_off(&mut sent, axis, self.written);
             // A context needs the lengths of the other dimensions.
-            sent.iter_mut()
-                .enumerate()
-                .filter(|(other, dim)| *other != axis && **dim < 0)
-                .for_each(|(_, dim)| *dim = 1);
-            format!("{} with dims {} of the input", line(axis), Dims(&sent))
+            open_axes(&sent, Some(axis)).into_iter().for_each(|open| sent[open] = 1);
+            format!("{} with dims {} of the input", self.line(axis), Dims(&sent))
         };
-        let with_dims: Vec<String> = others.iter().map(with_dims).collect();
+        let with_dims = others.iter().map(with_dims).collect::<Vec<_>>().join(", or ");
+        let (length, model, line) = (self.written.length, Dims(dims), self.line(axis));
         Err(self.written.error(format!(
-            "{} elements can stand along more than one axis of the model's {}: write {}, or {}",
-            self.written.length,
-            Dims(dims),
-            line(axis),
-            with_dims.join(", or ")
+            "{length} elements can stand along more than one axis of the model's {model}: write {line}, or {with_dims}"
         )))
     }
 
-    /// Checks an axis that is written.
-    fn check(&self, axis: usize) -> Result<usize, BindingError> {
-        let model = Dims(&self.info.dims);
-        let is_batch =
-            |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], self.batch_symbol);
-        if axis >= self.info.dims.len() {
+    /// The line that gives the context this axis.
+    fn line(&self, axis: usize) -> String {
+        context_line(&self.listed.config.contexts, &self.written.input, axis)
+    }
+
+    fn check(&self, axis: usize) -> Result<usize> {
+        let dims = &self.listed.info.dims;
+        let model = Dims(dims);
+        if axis >= dims.len() {
             Err(self.written.error(format!("the model's dims {model} have no axis {axis}")))
-        } else if is_batch(axis) {
+        } else if self.batch_axis(axis) == Some(Some(axis)) || self.is_batch(axis) {
             Err(self.written.error(format!("axis {axis} of the model's {model} is the batch: write another")))
         } else if !self.fits(axis) {
-            Err(self.written.error(self.does_not_make(&[axis])))
+            Err(self.does_not_make(axis..=axis))
         } else {
             Ok(axis)
         }
     }
 
+    fn is_batch(&self, axis: usize) -> bool {
+        is_batch(&self.listed.info.symbols[axis], self.listed.batch_symbol)
+    }
+
     /// The batch axis of the input if the context is kept along `axis`; `None` if the dims do not fit then.
     fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
-        let mut sent = self.info.dims.clone();
+        let mut sent = self.listed.info.dims.clone();
         // The first request and later ones have different lengths.
-        let allows_both_lengths = self.written.first != FirstRequest::Whole || self.configured(axis) == Some(-1);
+        let allows_both_lengths = self.written.first != FirstRequest::Whole || self.listed.configured(axis) == Some(-1);
         if !take_off(&mut sent, axis, self.written) || !allows_both_lengths {
             return None;
         }
-        let (batch, _) =
-            match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, self.batch_symbol).ok()?;
-        Some(batch)
-    }
-
-    /// The configuration's dimension for an axis of the model; dims that leave the batch out leave out the first one.
-    fn configured(&self, axis: usize) -> Option<i64> {
-        let left_out = self.info.dims.len().checked_sub(self.tensor.dims.len())?;
-        self.tensor.dims.get(axis.checked_sub(left_out)?).copied()
+        self.listed.match_dims(INPUT, &sent).ok().map(|(batch, _)| batch)
     }
 
     fn fits(&self, axis: usize) -> bool {
@@ -207,9 +251,9 @@ impl Search<'_> {
     }
 
     /// Says that the configuration's dims do not fit a context along any of these axes, and which dims would.
-    fn does_not_make(&self, axes: &[usize]) -> String {
-        let TensorConfig { name, data_type, dims, .. } = self.tensor;
-        let (written, model, length) = (Dims(dims), Dims(&self.info.dims), self.written.length);
+    fn does_not_make(&self, axes: impl Iterator<Item = usize>) -> BindingError {
+        let TensorConfig { name, data_type, dims, .. } = self.listed.tensor;
+        let (written, model, length) = (Dims(dims), Dims(&self.listed.info.dims), self.written.length);
         let wrong = match self.written.first {
             FirstRequest::Whole => format!(
                 "with ':whole', the first request carries {length} elements more than later ones, and dims {written} of \
@@ -220,27 +264,27 @@ impl Search<'_> {
             ),
         };
         let entries: Vec<String> = axes
-            .iter()
-            .filter(|&&axis| !is_batch(&self.info.symbols[axis], self.batch_symbol))
-            .filter_map(|&axis| self.dims_to_write(axis))
+            .filter(|&axis| !self.is_batch(axis))
+            .filter_map(|axis| self.dims_to_write(axis))
             .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
             .collect();
-        if entries.is_empty() {
+        self.written.error(if entries.is_empty() {
             let wanted = self.written.wanted();
-            return format!("{wrong}: the dimension that the context stands along must be {wanted}");
-        }
-        format!("{wrong}: write input {}", entries.join(" or "))
+            format!("{wrong}: the dimension that the context stands along must be {wanted}")
+        } else {
+            format!("{wrong}: write input {}", entries.join(" or "))
+        })
     }
 
     /// The dims to write for a context along `axis`; `None` if there are none.
     fn dims_to_write(&self, axis: usize) -> Option<Vec<i64>> {
-        let mut whole = self.info.dims.clone();
+        let mut whole = self.listed.info.dims.clone();
         take_off(&mut whole, axis, self.written);
         let mut behind = whole.clone();
         behind.remove(0);
         let written = |dims: Vec<i64>| {
-            let tensor = TensorConfig { dims, ..self.tensor.clone() };
-            let search = Search { tensor: &tensor, ..*self };
+            let tensor = TensorConfig { dims, ..self.listed.tensor.clone() };
+            let search = Search { listed: Listed { tensor: &tensor, ..self.listed }, ..*self };
             search.fits(axis).then_some(tensor.dims)
         };
         // Triton's own form, which leaves the batch out, comes first.

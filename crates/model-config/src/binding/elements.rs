@@ -77,6 +77,7 @@ pub(super) fn read_npz(
     let element = element(&header.dtype(), data_type)?;
     let shape: Vec<i64> = header.shape().iter().map(|&dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
     let dims = dims_of_row(&shape)?;
+    // A header may claim any shape, so its size is checked before anything is allocated.
     let count = element_count(&shape).unwrap_or(usize::MAX);
     let bytes = count.checked_mul(element.bytes).filter(|&bytes| bytes <= limit && bytes <= isize::MAX as usize);
     let bytes = bytes.ok_or_else(|| format!("with shape {} it is larger than a state may be", Dims(&shape)))?;
@@ -85,8 +86,8 @@ pub(super) fn read_npz(
     if data.len() != bytes {
         return Err(damaged(&format!("it has only {} of {bytes} bytes", data.len())));
     }
-    if element.swaps {
-        data.chunks_exact_mut(element.word).for_each(<[u8]>::reverse);
+    if let Some(word) = element.swapped {
+        data.chunks_exact_mut(word).for_each(<[u8]>::reverse);
     }
     if header.order() == Order::Fortran {
         data = in_c_order(&data, &shape, element.bytes);
@@ -94,7 +95,6 @@ pub(super) fn read_npz(
     Ok((dims, element.content(data)))
 }
 
-/// The name of the array in the archive.
 fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -> Result<String, String> {
     let files = archive.file_names().filter_map(Result::ok);
     let names: Vec<String> = files.filter_map(|name| Some(name.strip_suffix(EXTENSION)?.to_owned())).collect();
@@ -111,25 +111,23 @@ fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -
     })
 }
 
-/// How the elements of an array are stored.
 struct Element {
     bytes: usize,
-    /// Bytes of a number, or of a letter.
-    word: usize,
-    swaps: bool,
+    /// Bytes of a number, or of a letter, if the machine has them in the other order.
+    swapped: Option<usize>,
     form: TypeChar,
 }
 
-/// Checks that an array's type is the state's.
 fn element(stored: &DType, data_type: DataType) -> Result<Element, String> {
     let wrong = || format!("its type is {}, and the state is {data_type}", brief(&stored.descr()));
     let DType::Plain(of) = stored else { return Err(wrong()) };
     let bytes = of.num_bytes().filter(|_| is_of_type(of, data_type)).ok_or_else(wrong)?;
     let form = of.type_char();
     let word = if form == TypeChar::UnicodeStr { size_of::<u32>() } else { bytes };
+    // The bytes of a text that isn't Unicode have no order.
     let foreign = if cfg!(target_endian = "little") { Endianness::Big } else { Endianness::Little };
-    let swaps = of.endianness() == foreign && word > 1 && form != TypeChar::ByteStr;
-    Ok(Element { bytes, word, swaps, form })
+    let swapped = (of.endianness() == foreign && form != TypeChar::ByteStr).then_some(word);
+    Ok(Element { bytes, swapped, form })
 }
 
 fn is_of_type(of: &TypeStr, data_type: DataType) -> bool {

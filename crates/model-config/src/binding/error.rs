@@ -2,29 +2,28 @@
 
 use std::borrow::Borrow;
 
-use rows::tensor::DataType;
+use rows::tensor::{DataType, Dims};
 
-/// Why a model does not fit its configuration. `name` is the tensor's.
+pub(super) type Result<T, E = BindingError> = std::result::Result<T, E>;
+
+/// Why a model does not fit its configuration. `name` is the tensor's, and `has` lists what there is.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum BindingError {
     /// `named_by` is a part of the configuration, and `side` says whether the tensor would be an input or an output.
-    #[error("{named_by} names '{name}', but the model has no such {side} (it has {})", has.join(", "))]
-    Missing { named_by: &'static str, name: String, side: &'static str, has: Vec<String> },
+    #[error("{named_by} names '{name}', but the model has no such {side} (it has {has})")]
+    Missing { named_by: &'static str, name: String, side: &'static str, has: String },
     #[error(
         "{named_by} has <<<{input}, {output}>>>, but '{input}' is an output of the model and '{output}' an input: write \
          <<<{output}, {input}>>>"
     )]
     Swapped { named_by: &'static str, input: String, output: String },
-    /// `side` says what the parameter should name, and `has` what there is.
-    #[error("parameter '{parameter}' names '{name}', which is not {side} (there is {})", names(has))]
-    Unlisted { parameter: &'static str, name: String, side: &'static str, has: Vec<String> },
-    /// A tensor of the State API is listed whose state the model does not have.
-    #[error("'{list}' lists '{name}', which is no state of the model (there is {})", names(has))]
-    NoState { list: &'static str, name: String, has: Vec<String> },
+    /// `side` says what the parameter should name.
+    #[error("parameter '{parameter}' names '{name}', which is not {side} (there is {has})")]
+    Unlisted { parameter: &'static str, name: String, side: &'static str, has: String },
+    #[error("'{list}' lists '{name}', which is no state of the model (there is {has})")]
+    NoState { list: &'static str, name: String, has: String },
     #[error("parameter '{parameter}' has '{value}', but {why}")]
     Parameter { parameter: &'static str, value: String, why: String },
-    /// What `stateful-convert` wrote into the model, or something that replaced it.
     #[error("the model's metadata '{key}' is '{value}', but {why}")]
     Metadata { key: &'static str, value: String, why: String },
     #[error("the initial value of state '{name}' from {from} does not fit: {why}")]
@@ -41,7 +40,6 @@ pub enum BindingError {
          write in 'padded_outputs' which part belongs to a row, as '{name}=LENGTHS_OUTPUT' or '{name}=all'"
     )]
     Untrimmed { name: String, dims: String },
-    /// `what` is a tensor and the part of the configuration that names it.
     #[error("{what} is {configured}, but in the model it is {model}")]
     DataType { what: String, configured: DataType, model: DataType },
     #[error("{what} has dims {configured}, but in the model {model}: {rule}")]
@@ -58,7 +56,6 @@ pub enum BindingError {
         "the state pair <<<{input}, {output}>>> has {input_is} as input and {output_is} as output; they must agree"
     )]
     StateEnds { input: String, output: String, input_is: String, output_is: String },
-    /// The state's batch axis cannot be told, or a slot cannot hold it.
     #[error("state '{name}' has {dims} in the model: {why}")]
     State { name: String, dims: String, why: String },
     #[error("control_input '{name}' has a value that the model's input cannot hold: {why}")]
@@ -72,19 +69,21 @@ pub enum BindingError {
     /// `axes` are those of the inputs that have the batch.
     #[error("{}", rows_are_steps_text(node, axes))]
     RowsAreSteps { node: String, axes: String },
-    /// The batch of a tensor would be another dimension than that of others.
     #[error("the batch would be {what}, so sequences that share a run would change each other's answers: {help}")]
     OtherBatch { what: String, help: String },
-    /// A state would be the hidden state of a layer at one end, and its cell state at the other.
     #[error("{why}: correct the pairs, in 'state_pairs' or wherever they are written")]
     Crossed { why: String },
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant { name: String, value: String, why: String },
 }
 
-/// An error about a parameter's value.
 pub(super) fn bad(parameter: &'static str, value: impl Into<String>, why: impl Into<String>) -> BindingError {
     BindingError::Parameter { parameter, value: value.into(), why: why.into() }
+}
+
+pub(super) fn wrong_dims(what: String, configured: &[i64], model: &[i64], rule: &str) -> BindingError {
+    let (configured, model) = (Dims(configured).to_string(), Dims(model).to_string());
+    BindingError::Dims { what, configured, model, rule: rule.to_owned() }
 }
 
 pub(super) fn names<T: Borrow<str>>(names: &[T]) -> String {
@@ -92,14 +91,10 @@ pub(super) fn names<T: Borrow<str>>(names: &[T]) -> String {
 }
 
 fn rows_are_steps_text(node: &str, axes: &str) -> String {
-    let help = [
-        "if that axis is the batch, export the model with a transpose in front of the node (PyTorch: batch_first=True)",
-        "if it has the steps, export the model with the dimension names 'time' and 'batch', or list all of the model's dims \
-         under 'input' and 'output' without max_batch_size",
-        "with parameter 'max_rows_per_run' of 1, each sequence runs alone",
-    ];
     format!(
-        "{node} takes the batch ({axes}) for its steps, so sequences that share a run would change each other's answers: {}",
-        help.join("; ")
+        "{node} takes the batch ({axes}) for its steps, so sequences that share a run would change each other's answers: if \
+         that axis is the batch, export the model with a transpose in front of the node (PyTorch: batch_first=True); if it \
+         has the steps, export the model with the dimension names 'time' and 'batch', or list all of the model's dims under \
+         'input' and 'output' without max_batch_size; with parameter 'max_rows_per_run' of 1, each sequence runs alone"
     )
 }

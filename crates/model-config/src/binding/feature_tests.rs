@@ -409,7 +409,7 @@ fn the_model_for_initial_states_is_held_against_states_and_requests() {
     let binding = bind(&with(&[]), &model(&[])).unwrap();
     let of = |inputs: &[Spec], outputs: &[Spec]| InitialModel::new(&binding, &signature(inputs, outputs));
     let whole = of(&[("x", DataType::Fp32, &[-1, 4, 5])], &[("s_in", DataType::Fp32, &[1, 4])]).unwrap();
-    assert_eq!((whole.inputs[0].input, whole.outputs[0].state, whole.outputs[0].has_batch), (0, 0, true));
+    assert_eq!((whole.inputs[0], whole.outputs[0].state, whole.outputs[0].has_batch), (0, 0, true));
     assert!(!of(&[], &[("s_in", DataType::Fp32, &[4])]).unwrap().outputs[0].has_batch);
     for (inputs, outputs, words) in [
         (&[("z", DataType::Fp32, &[-1][..])][..], &[S_IN][..], ["'z'", "x"]),

@@ -2,65 +2,61 @@
 
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::bound::{BoundControl, BoundInput, BoundState, Counter, Flag, RequestInput, Source, row_dims};
+use super::bound::{BoundControl, BoundInput, Flag, Source, row_dims};
 use super::elements::element_bytes;
-use super::error::BindingError;
-use super::requests::lengths_input;
-use super::shapes::{batch_of_elements, check_type, find};
-use crate::config::{Config, Control, ControlKind, FalseTrue};
+use super::error::{BindingError, Result, wrong_dims};
+use super::requests::lengths_axis;
+use super::shapes::{batch_of_elements, check_type, missing, open_axes};
+use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair};
 use crate::onnx::{Signature, TensorInfo};
 
-/// The model's inputs, required ones first and then those with a default, and what feeds each so far.
+/// The model's inputs, required ones first and then those with a default that the configuration names, and what feeds each
+/// so far.
 pub(super) struct Feeds<'a> {
+    signature: &'a Signature,
     infos: Vec<&'a TensorInfo>,
-    required: usize,
-    fed: Vec<Option<BoundInput>>,
+    pub fed: Vec<Option<BoundInput>>,
 }
 
 impl<'a> Feeds<'a> {
-    pub(super) fn new(signature: &'a Signature) -> Self {
-        let infos: Vec<_> = signature.inputs.iter().chain(&signature.defaults).collect();
-        Self { required: signature.inputs.len(), fed: infos.iter().map(|_| None).collect(), infos }
-    }
-
-    pub(super) fn find(&self, name: &str, named_by: &'static str) -> Result<(usize, &'a TensorInfo), BindingError> {
-        find(self.infos.iter().copied(), name, named_by, "input")
-    }
-
-    /// The name of the batch dimension, from an input that is fed. If Triton puts no batch dimension in front, it is
-    /// the name of the first dimension.
-    pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
-        let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
-            let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;
-            Some(info.symbol(axis)).filter(|symbol| !symbol.is_empty())
+    pub(super) fn new(config: &Config, pairs: &[StatePair], signature: &'a Signature) -> Self {
+        // The others are left out from the beginning, so that an index here is the one in the binding.
+        let is_named = |name: &str| {
+            config.inputs.iter().any(|input| input.name == name)
+                || pairs.iter().any(|pair| pair.input == name)
+                || config.controls.iter().any(|control| control.name == name)
+                || config.constants.iter().any(|(constant, _)| constant == name)
+                || config.generated.iter().any(|generated| generated.input == name)
+                || config.ragged.inputs.iter().any(|padded| padded.lengths == name)
         };
-        self.fed.iter().zip(&self.infos).find_map(of_input)
+        let named = signature.defaults.iter().filter(|info| is_named(&info.name));
+        let infos: Vec<_> = signature.inputs.iter().chain(named).collect();
+        Self { signature, fed: infos.iter().map(|_| None).collect(), infos }
     }
 
-    /// What feeds an input so far.
-    pub(super) fn fed(&self, index: usize) -> Option<&BoundInput> {
-        self.fed[index].as_ref()
+    pub(super) fn find(&self, name: &str, named_by: &'static str) -> Result<(usize, &'a TensorInfo)> {
+        let found = self.infos.iter().copied().enumerate().find(|(_, info)| info.name == name);
+        found.ok_or_else(|| missing(named_by, name, "input", self.signature.input_names()))
     }
 
-    /// The inputs that requests carry.
-    pub(super) fn of_requests(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> {
-        self.fed.iter().flatten().filter_map(|input| Some((input, input.request()?)))
+    /// The inputs that are fed, with the batch axis of each.
+    fn batches(&self, config: &Config) -> impl Iterator<Item = (&'a TensorInfo, usize)> {
+        // If Triton puts no batch dimension in front, the first one is taken for it.
+        let first = (!config.is_batched()).then_some(0);
+        let fed = self.fed.iter().zip(&self.infos);
+        fed.filter_map(move |(fed, info)| Some((*info, fed.as_ref()?.batch_axis.or(first)?)))
     }
 
-    /// Whether an input of requests has an open batch dimension. If Triton puts no batch dimension in front, that is the
-    /// first.
+    /// The name of the batch dimension, from an input that is fed.
+    pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
+        self.batches(config).map(|(info, axis)| info.symbol(axis)).find(|symbol| !symbol.is_empty())
+    }
+
     pub(super) fn batch_is_open(&self, config: &Config) -> bool {
-        self.fed.iter().zip(&self.infos).any(|(fed, info)| {
-            let axis = fed.as_ref().and_then(|input| input.batch_axis.or((!config.is_batched()).then_some(0)));
-            axis.and_then(|axis| info.dims.get(axis)).is_some_and(|&dim| dim < 0)
-        })
+        self.batches(config).any(|(info, axis)| info.dims.get(axis).is_some_and(|&dim| dim < 0))
     }
 
-    pub(super) const fn has_default(&self, index: usize) -> bool {
-        index >= self.required
-    }
-
-    pub(super) fn add(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
+    pub(super) fn add(&mut self, index: usize, input: BoundInput) -> Result<()> {
         if let Some(known) = &self.fed[index] {
             let (first, second) = (known.source.noun(), input.source.noun());
             return Err(BindingError::FedTwice { name: input.name, first, second });
@@ -69,33 +65,16 @@ impl<'a> Feeds<'a> {
         Ok(())
     }
 
-    /// The inputs that are fed. Every input without a default must be. The indices of the others move up.
-    pub(super) fn into_inputs(
-        self,
-        states: &mut [BoundState],
-        counters: &mut [Counter],
-    ) -> Result<Vec<BoundInput>, BindingError> {
-        let is_missing = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
-        if let Some((index, _)) = self.fed.iter().enumerate().find(is_missing) {
-            return Err(unfed(self.infos[index]));
-        }
-        let moved: Vec<_> = (0..self.fed.len()).map(|index| self.fed[..index].iter().flatten().count()).collect();
-        states.iter_mut().for_each(|state| state.input = moved[state.input]);
-        counters.iter_mut().for_each(|counter| counter.move_inputs(&moved));
-        let place = |mut input: BoundInput| {
-            match &mut input.source {
-                Source::Lengths { of } => *of = moved[*of],
-                Source::Generated(generated) => generated.move_inputs(&moved),
-                _ => {}
-            }
-            input
+    pub(super) fn into_inputs(self) -> Result<Vec<BoundInput>> {
+        let unfed = |info: &TensorInfo| {
+            let TensorInfo { name, data_type, dims, .. } = info.clone();
+            BindingError::Unfed { name, data_type, dims: Dims(&dims).to_string() }
         };
-        Ok(self.fed.into_iter().flatten().map(place).collect())
+        self.fed.into_iter().zip(self.infos).map(|(fed, info)| fed.ok_or_else(|| unfed(info))).collect()
     }
 }
 
-/// Feeds the inputs that no request carries and that are no states: controls, constants, lengths.
-pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<(), BindingError> {
+pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<()> {
     for control in &config.controls {
         // Triton may have controls that the model does not take.
         if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
@@ -109,13 +88,10 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
     for padded in &config.ragged.inputs {
         let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
         let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
-        feeds.add(index, lengths_input(config, info, of)?)?;
+        let batch_axis = lengths_axis(config, info, "padded_inputs", "input")?;
+        feeds.add(index, BoundInput::of_elements(info, batch_axis, Source::Lengths { of }))?;
     }
     Ok(())
-}
-
-fn unfed(info: &TensorInfo) -> BindingError {
-    BindingError::Unfed { name: info.name.clone(), data_type: info.data_type, dims: Dims(&info.dims).to_string() }
 }
 
 impl Source {
@@ -131,14 +107,19 @@ impl Source {
     }
 }
 
-fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput, BindingError> {
+fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput> {
     let what = format!("control_input '{}'", control.name);
     let flag = |flag: Flag, values: FalseTrue| {
         let element = |value: f64| {
-            let name = control.name.clone();
-            flag_element(info.data_type, value).map_err(|why| BindingError::Control { name, why })
+            let read = match info.data_type {
+                // Any number except 0 is true. `element_bytes` would refuse -1.
+                DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
+                data_type => element_bytes(data_type, &value.to_string()),
+            };
+            read.map_err(|why| BindingError::Control { name: control.name.clone(), why })
         };
         let (no, yes) = (element(values.no)?, element(values.yes)?);
+        // Both are compared: 2048 and 2049 are one number of TYPE_FP16, and 0 and -0 have different bytes.
         if no == yes || values.no == values.yes {
             let (name, model) = (control.name.clone(), info.data_type);
             return Err(BindingError::EqualControls { name, no: values.no, yes: values.yes, model });
@@ -154,20 +135,16 @@ fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Resul
             BoundControl::CorrelationId(data_type)
         }
     };
-    let batch_axis = batch_of_elements(config, info).ok_or_else(|| BindingError::Dims {
-        what,
-        configured: "[1]".to_owned(),
-        model: Dims(&info.dims).to_string(),
-        rule: "a control has one element a row: [batch] or [batch, 1]".to_owned(),
-    })?;
+    let rule = "a control has one element a row: [batch] or [batch, 1]";
+    let batch_axis = batch_of_elements(config, info).ok_or_else(|| wrong_dims(what, &[1], &info.dims, rule))?;
     Ok(BoundInput::of_elements(info, batch_axis, Source::Control(source)))
 }
 
-fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Result<BoundInput, BindingError> {
+fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Result<BoundInput> {
     let error = |why: String| BindingError::Constant { name: info.name.clone(), value: values.join(", "), why };
-    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    let batch_axis = match open.as_slice() {
+    let batch_axis = match open_axes(&info.dims, None).as_slice() {
         [] => None,
+        // Every row gets the same values.
         &[axis] if config.is_batched() => Some(axis),
         _ => return Err(error(format!("the model's dims {} are open", Dims(&info.dims)))),
     };
@@ -175,18 +152,6 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
     if values.len() != wanted {
         return Err(error(format!("the model wants {wanted} elements, {}", Dims(&info.dims))));
     }
-    let mut bytes = Vec::new();
-    for value in values {
-        bytes.extend(element_bytes(info.data_type, value).map_err(error)?);
-    }
-    Ok(BoundInput::new(info, batch_axis, Source::Constant(bytes)))
-}
-
-/// A flag's value as an element of the type that the model takes, or why the type does not have that value.
-fn flag_element(data_type: DataType, value: f64) -> Result<Vec<u8>, String> {
-    match data_type {
-        // Any number except 0 is true. `element_bytes` would refuse -1.
-        DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
-        _ => element_bytes(data_type, &value.to_string()),
-    }
+    let elements = values.iter().map(|value| element_bytes(info.data_type, value)).collect::<Result<Vec<_>, _>>();
+    Ok(BoundInput::new(info, batch_axis, Source::Constant(elements.map_err(error)?.concat())))
 }

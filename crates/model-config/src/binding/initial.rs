@@ -5,17 +5,16 @@ use std::collections::BTreeMap;
 use rows::strings::{self, Strings};
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::bound::{BoundState, Initial, InitialContent, RequestInput};
+use super::bound::{BoundOutput, BoundState, Initial, InitialContent};
 use super::elements::{element_bytes, read_npz};
-use super::error::{BindingError, names};
-use super::model::{Binding, OutputSpec, StepSpec, input_spec};
-use super::shapes::{check_type, describe};
+use super::error::{BindingError, Result, names};
+use super::model::{Binding, StepSpec, input_spec, output_spec};
+use super::shapes::{check_type, describe, open_axes};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
 use crate::onnx::{Signature, TensorInfo, agree, all_agree};
 
 impl Initial {
-    /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For
-    /// zeros, an open dimension is 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
+    /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros.
     pub(super) fn new(
         name: &str,
         data_type: DataType,
@@ -23,7 +22,7 @@ impl Initial {
         declared: Option<&DeclaredState>,
         config: &Config,
         sources: &InitialSources,
-    ) -> Result<Self, BindingError> {
+    ) -> Result<Self> {
         // The model fixes the size of the other states.
         let limit = if dims.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
         let file = |file: &str| sources.files.get(file).map(Vec::as_slice).unwrap_or_default();
@@ -41,10 +40,9 @@ impl Initial {
             // A string takes at least the 4 bytes of its length.
             let bytes = element_count(&dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(4)));
             if bytes.is_none_or(|bytes| bytes > limit) {
+                let (given, most) = (Dims(&initial.dims), config.states.limits.per_sequence);
                 return Err(source.error(format!(
-                    "with dims {} it is larger than a state may be (max_state_bytes_per_sequence, {})",
-                    Dims(&initial.dims),
-                    config.states.limits.per_sequence
+                    "with dims {given} it is larger than a state may be (max_state_bytes_per_sequence, {most})"
                 )));
             }
             let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
@@ -67,6 +65,7 @@ impl Initial {
                 value("the model's initializer".to_owned()).read_list(dims, &values)
             }
             None => {
+                // Triton takes 1 for what a declared state leaves open. A cache that grows starts empty.
                 let open = if declared.is_some() { 1 } else { 0 };
                 let dims = dims.iter().map(|&dim| if dim < 0 { open } else { dim }).collect();
                 Ok(Self { dims, content: InitialContent::Zeros })
@@ -79,26 +78,20 @@ const INITIAL_STATES: &str = "parameter 'initial_states'";
 
 /// The dims of a row, from those of the declared initial state, which may leave the batch axis out.
 fn declared_dims(row: &[i64], initial: &[i64]) -> Vec<i64> {
-    let fits = |row: &[i64]| {
-        row.len() == initial.len() && row.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial)
-    };
-    if fits(row) {
-        return initial.to_vec();
-    }
-    // The dims agree without the batch axis. If that holds for several axes, each of them is 1.
-    let without = |axis: &usize| {
-        let mut rest = row.to_vec();
-        rest.remove(*axis);
-        fits(&rest)
-    };
     let mut dims = initial.to_vec();
-    if let Some(axis) = (0..row.len()).filter(|&axis| row[axis] == 1).find(without) {
+    // The dims agree without the batch axis. If that holds for several axes, each of them is 1.
+    let is_batch = |&axis: &usize| {
+        let mut rest = row.to_vec();
+        rest.remove(axis) == 1 && all_agree(&rest, initial)
+    };
+    if !all_agree(row, initial)
+        && let Some(axis) = (0..row.len()).find(is_batch)
+    {
         dims.insert(axis, 1);
     }
     dims
 }
 
-/// A value to be read.
 struct Value<'a> {
     name: &'a str,
     from: String,
@@ -110,7 +103,7 @@ impl Value<'_> {
         BindingError::Initial { name: self.name.to_owned(), from: self.from.clone(), why }
     }
 
-    fn read_bytes(&self, dims: &[i64], bytes: &[u8]) -> Result<Initial, BindingError> {
+    fn read_bytes(&self, dims: &[i64], bytes: &[u8]) -> Result<Initial> {
         let Some(size) = self.data_type.byte_size() else {
             let elements = strings::read(bytes)
                 .map_err(|error| self.error(error.to_string()))?
@@ -119,29 +112,23 @@ impl Value<'_> {
             return Ok(Initial { dims, content: InitialContent::Strings(elements) });
         };
         if !bytes.len().is_multiple_of(size) {
-            let size = format!("it has {} bytes, but an element of {} has {size}", bytes.len(), self.data_type);
-            return Err(self.error(size));
+            let why = format!("it has {} bytes, but an element of {} has {size}", bytes.len(), self.data_type);
+            return Err(self.error(why));
         }
-        let closed = self.close(dims, bytes.len() / size)?;
-        Ok(Initial { dims: closed, content: InitialContent::Bytes(bytes.to_vec()) })
+        let dims = self.close(dims, bytes.len() / size)?;
+        Ok(Initial { dims, content: InitialContent::Bytes(bytes.to_vec()) })
     }
 
-    fn read_list(&self, dims: &[i64], values: &[String]) -> Result<Initial, BindingError> {
+    fn read_list(&self, dims: &[i64], values: &[String]) -> Result<Initial> {
         let dims = self.close(dims, values.len())?;
-        if self.data_type == DataType::Bytes {
-            let elements = values.iter().collect();
-            return Ok(Initial { dims, content: InitialContent::Strings(elements) });
-        }
-        Ok(Initial { dims, content: InitialContent::Bytes(self.elements(values)?) })
+        let content = match self.data_type {
+            DataType::Bytes => InitialContent::Strings(values.iter().collect()),
+            _ => InitialContent::Bytes(self.elements(values)?),
+        };
+        Ok(Initial { dims, content })
     }
 
-    fn read_array(
-        &self,
-        dims: &[i64],
-        bytes: &[u8],
-        array: Option<&str>,
-        limit: usize,
-    ) -> Result<Initial, BindingError> {
+    fn read_array(&self, dims: &[i64], bytes: &[u8], array: Option<&str>, limit: usize) -> Result<Initial> {
         let fits = |shape: &[i64]| {
             let closed = declared_dims(dims, shape);
             if all_agree(dims, &closed) {
@@ -160,13 +147,14 @@ impl Value<'_> {
         keys: &[String],
         then_zeros: bool,
         metadata: &BTreeMap<String, String>,
-    ) -> Result<Initial, BindingError> {
+    ) -> Result<Initial> {
         let mut values = Vec::new();
         for key in keys {
             let Some(text) = metadata.get(key) else {
                 let known: Vec<String> = metadata.keys().map(|key| format!("'{key}'")).collect();
                 return Err(self.error(format!("the model has no metadata '{key}' (it has {})", names(&known))));
             };
+            // The number that is missing would move all that follow it.
             if has_gap(text) {
                 return Err(self.error(format!("metadata '{key}' has a comma without a number before it")));
             }
@@ -183,124 +171,96 @@ impl Value<'_> {
         Ok(Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytes) })
     }
 
-    fn fill(&self, dims: &[i64], value: &str) -> Result<Initial, BindingError> {
-        let count = element_count(dims).ok_or_else(|| {
-            let dims = Dims(dims);
-            self.error(format!("'{value}' does not say how long the open dimension of {dims} is: list the elements"))
-        })?;
-        let content = match self.data_type {
-            DataType::Bytes => InitialContent::Strings(
-                Strings::repeated(value.as_bytes(), count).map_err(|error| self.error(error.to_string()))?,
-            ),
-            _ => InitialContent::Bytes(self.repeated(&self.element(value)?, count)?),
+    fn fill(&self, dims: &[i64], value: &str) -> Result<Initial> {
+        let Some(count) = element_count(dims) else {
+            let open = format!("the open dimension of {}", Dims(dims));
+            return Err(self.error(format!("'{value}' does not say how long {open} is: list the elements")));
+        };
+        let content = if self.data_type == DataType::Bytes {
+            let strings = Strings::repeated(value.as_bytes(), count);
+            InitialContent::Strings(strings.map_err(|error| self.error(error.to_string()))?)
+        } else {
+            InitialContent::Bytes(self.repeated(&self.element(value)?, count)?)
         };
         Ok(Initial { dims: dims.to_vec(), content })
     }
 
-    /// An element `count` times.
-    fn repeated(&self, element: &[u8], count: usize) -> Result<Vec<u8>, BindingError> {
+    fn repeated(&self, element: &[u8], count: usize) -> Result<Vec<u8>> {
+        // A dim of the model can be any number, so the allocation may fail, and must not end the server.
         let room = rows::reserve(element.len().saturating_mul(count));
         let mut bytes = room.map_err(|error| self.error(error.to_string()))?;
         (0..count).for_each(|_| bytes.extend_from_slice(element));
         Ok(bytes)
     }
 
-    fn elements(&self, values: &[String]) -> Result<Vec<u8>, BindingError> {
+    fn elements(&self, values: &[String]) -> Result<Vec<u8>> {
         let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
         Ok(elements.concat())
     }
 
-    fn element(&self, value: &str) -> Result<Vec<u8>, BindingError> {
+    fn element(&self, value: &str) -> Result<Vec<u8>> {
         element_bytes(self.data_type, value).map_err(|why| self.error(why))
     }
 
     /// The dims of a row with `count` elements, which decide the one open dimension.
-    fn close(&self, dims: &[i64], count: usize) -> Result<Vec<i64>, BindingError> {
-        let wrong = |wanted: String| {
-            let unit = self.data_type.byte_size().map_or(String::new(), |size| format!(" ({} bytes)", count * size));
-            self.error(format!("it has {count} elements{unit}, but {wanted}"))
-        };
-        let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
-        match open.as_slice() {
+    fn close(&self, dims: &[i64], count: usize) -> Result<Vec<i64>> {
+        let (row, mut closed) = (Dims(dims), dims.to_vec());
+        let wanted = match open_axes(dims, None).as_slice() {
             [] => match element_count(dims) {
-                Some(wanted) if wanted == count => Ok(dims.to_vec()),
-                wanted => Err(wrong(format!("a row of {} has {}", Dims(dims), wanted.unwrap_or(usize::MAX)))),
+                Some(wanted) if wanted == count => return Ok(closed),
+                wanted => format!("a row of {row} has {}", wanted.unwrap_or(usize::MAX)),
             },
             &[axis] => {
-                let mut closed = dims.to_vec();
                 closed[axis] = 1;
                 let step = element_count(&closed).unwrap_or(0);
-                match count.checked_rem(step) {
-                    Some(0) => {
-                        closed[axis] = (count / step) as i64;
-                        Ok(closed)
-                    }
-                    _ => Err(wrong(format!("a row of {} has a multiple of {step}", Dims(dims)))),
+                // `step` is 0 if another dimension is. Then no length makes a row of these elements.
+                if count.checked_rem(step) == Some(0) {
+                    closed[axis] = (count / step) as i64;
+                    return Ok(closed);
                 }
+                format!("a row of {row} has a multiple of {step}")
             }
-            _ => Err(wrong(format!("more than one dimension of {} is open", Dims(dims)))),
-        }
+            _ => format!("more than one dimension of {row} is open"),
+        };
+        let unit = self.data_type.byte_size().map_or(String::new(), |size| format!(" ({} bytes)", count * size));
+        Err(self.error(format!("it has {count} elements{unit}, but {wanted}")))
     }
 }
 
-/// Whether a comma of a list has nothing in front of it. One after the last element is fine.
+/// Whether a comma of a list has nothing in front of it.
 fn has_gap(text: &str) -> bool {
-    let mut before = ',';
-    text.chars().filter(|letter| !letter.is_whitespace()).any(|letter| {
-        let after_nothing = matches!(before, ',' | '[');
-        before = letter;
-        letter == ',' && after_nothing
-    })
+    let mut parts = text.split(',').map(str::trim_end);
+    // Nothing has to stand behind the last comma.
+    parts.next_back();
+    parts.any(|part| part.is_empty() || part.ends_with('['))
 }
 
 /// How the model for initial states fits the binding. It runs for one row at a time.
 #[derive(Clone, Debug)]
 pub struct InitialModel {
-    /// In the order of the model's inputs.
-    pub inputs: Vec<InitialInput>,
-    /// In the order of the model's outputs.
+    /// In the order of the model's inputs: the input of requests that each takes, by its index in the binding.
+    pub inputs: Vec<usize>,
     pub outputs: Vec<InitialOutput>,
-    /// What a step of it feeds and fetches.
     pub step: StepSpec,
 }
 
-/// An input of the model for initial states.
-#[derive(Clone, Debug)]
-pub struct InitialInput {
-    /// The input of requests that it takes: its index in the binding.
-    pub input: usize,
-    pub request: RequestInput,
-}
-
-/// An output of the model for initial states.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialOutput {
-    /// Number of the state.
     pub state: usize,
     /// Whether it has the state's batch axis.
     pub has_batch: bool,
 }
 
 impl InitialModel {
-    /// Finds the input of requests for each input, and the state for each output.
-    pub fn new(binding: &Binding, signature: &Signature) -> Result<Self, BindingError> {
+    pub fn new(binding: &Binding, signature: &Signature) -> Result<Self> {
         let inputs = signature.inputs.iter().map(|info| bind_input(binding, info)).collect::<Result<Vec<_>, _>>()?;
         let outputs = signature.outputs.iter().map(|info| bind_output(binding, info)).collect::<Result<Vec<_>, _>>()?;
-        let input_specs = inputs.iter().map(|bound| input_spec(&binding.inputs[bound.input]));
-        let output_specs = signature.outputs.iter().map(|info| OutputSpec {
-            name: info.name.clone(),
-            data_type: info.data_type,
-            batch_axis: None,
-            dims: None,
-            is_read: true,
-            stays: false,
-        });
-        let step = StepSpec {
-            inputs: input_specs.collect(),
-            outputs: output_specs.collect(),
-            most_rows: 1,
-            graph_rows: Vec::new(),
-        };
+        let input_specs = inputs.iter().map(|&input| input_spec(&binding.inputs[input]));
+        // Without dims, because a state of varying size has its length only after the run.
+        let unknown = |info: &TensorInfo| BoundOutput::new(&info.name, info.data_type);
+        let output_specs = signature.outputs.iter().map(|info| output_spec(&unknown(info), true, false));
+        let (input_specs, output_specs) = (input_specs.collect(), output_specs.collect());
+        let step = StepSpec { inputs: input_specs, outputs: output_specs, most_rows: 1, graph_rows: Vec::new() };
         Ok(Self { inputs, outputs, step })
     }
 }
@@ -309,15 +269,14 @@ fn model_error(info: &TensorInfo, why: String) -> BindingError {
     BindingError::InitialModel { name: info.name.clone(), why }
 }
 
-fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, BindingError> {
+fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<usize> {
     let found = binding.inputs.iter().enumerate().find(|(_, input)| input.name == info.name);
-    let found = found.and_then(|(index, input)| Some((index, input, input.request()?.clone())));
+    let found = found.and_then(|(index, input)| Some((index, input, input.request()?)));
+    // A START may leave an optional input out, and this model has to run for it.
     let Some((index, input, request)) = found.filter(|(_, _, request)| !request.optional) else {
         let names: Vec<_> = binding.request_inputs().map(|(input, _)| input.name.as_str()).collect();
-        return Err(model_error(
-            info,
-            format!("is no input that each request carries (those are {})", names.join(", ")),
-        ));
+        let known = names.join(", ");
+        return Err(model_error(info, format!("is no input that each request carries (those are {known})")));
     };
     check_type(format!("the initial_state_model's '{}'", info.name), info.data_type, input.data_type)?;
     let is_context = |axis: usize| request.context.is_some_and(|context| context.axis == axis);
@@ -326,16 +285,16 @@ fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, Bind
         _ => is_context(axis) || agree(theirs, ours),
     };
     if info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
-        return Ok(InitialInput { input: index, request });
+        return Ok(index);
     }
     let (theirs, ours) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
     Err(model_error(info, format!("is {theirs}, but requests carry {ours}, one row of it")))
 }
 
-fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, BindingError> {
+fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput> {
     let is_state = |&number: &usize| binding.inputs[binding.states[number].input].name == info.name;
     let Some(number) = (0..binding.states.len()).find(is_state) else {
-        let name = |state: &BoundState| binding.inputs[state.input].name.clone();
+        let name = |state: &BoundState| binding.inputs[state.input].name.as_str();
         let names: Vec<_> = binding.states.iter().map(name).collect();
         return Err(model_error(info, format!("is no state's input (those are {})", names.join(", "))));
     };
@@ -356,7 +315,6 @@ fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, Bi
 }
 
 impl Binding {
-    /// Makes the model for initial states give the initial value of its states at each START.
     pub fn set_initial_from_model(&mut self, model: &InitialModel) {
         for output in &model.outputs {
             self.states[output.state].initial.content = InitialContent::Model;

@@ -4,9 +4,10 @@
 //! what the configuration says and what the model says. The batch axis of each tensor is found here; it may be any
 //! dimension. Not for: running anything.
 
+#![expect(missing_docs, reason = "names, types and the texts of errors say most of it")]
+
 mod bound;
 mod checks;
-mod chunks;
 mod context;
 mod elements;
 mod error;
@@ -16,22 +17,22 @@ mod initial;
 mod model;
 mod repeat;
 mod requests;
-mod row_values;
 mod shapes;
 mod state_api;
 mod states;
 mod windows;
 
 pub use bound::{
-    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, GrowingAxis, Initial, InitialContent,
-    InputAxis, NewLength, RequestInput, ShapeForm, Source, StatePlace, StepsMultiple, TrimBy,
+    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Gathered, Generated, GrowingAxis, Initial,
+    InitialContent, InputAxis, NewLength, RequestInput, Source, StatePlace, StepsMultiple, TrimBy,
 };
-pub use chunks::{BoundContext, BoundWindow, Gathered};
+pub use context::{BoundContext, BoundWindow};
 pub use error::BindingError;
+pub use generated::{RowValues, generated_value, largest_whole};
 pub use initial::{InitialModel, InitialOutput};
 pub use model::{Binding, InputSpec, OutputSpec, StepSpec};
 pub use repeat::{BoundFeed, BoundRepeat, BoundStop};
-pub use row_values::{RowValues, generated_value, largest_whole};
+pub use shapes::ShapeForm;
 pub use state_api::{StateApi, StateTensor};
 pub use states::GrowingPadding;
 pub use windows::MostSteps;

@@ -5,15 +5,15 @@ use rows::layout::SlotLayout;
 use rows::tensor::{DataType, StorageType, element_count};
 
 use super::bound::{
-    BoundInput, BoundOutput, BoundState, Counter, Flag, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
+    BoundInput, BoundOutput, BoundState, Counter, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
 };
-use super::chunks::{BoundContext, BoundWindow};
-use super::error::BindingError;
+use super::context::{BoundContext, BoundWindow};
+use super::error::{BindingError, Result, names};
 use super::feeds::{Feeds, feed_without_requests};
 use super::generated::feed_generated;
 use super::repeat::{BoundRepeat, bind_repeat};
-use super::requests::{bind_trims, forbid_padding, request_input, response_output};
-use super::shapes::find;
+use super::requests::{bind_trims, request_input, response_output};
+use super::shapes::{Listed, find_output, open_axes};
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
 use super::windows::{MostSteps, bound_steps, check_ends};
 use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
@@ -26,21 +26,17 @@ pub struct Binding {
     pub inputs: Vec<BoundInput>,
     /// The outputs that are fetched: those of states and those that responses may carry.
     pub outputs: Vec<BoundOutput>,
-    /// The states, in the order of their pairs.
+    /// In the order of their pairs.
     pub states: Vec<BoundState>,
-    /// What is counted for each sequence, for generated inputs.
     pub counters: Vec<Counter>,
     /// How rows whose growing states have different lengths share a run; `None` if they don't.
     pub growing_padding: Option<GrowingPadding>,
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
-    /// What a request may make, if it may make several steps.
     pub most_steps: MostSteps,
     /// What a step gives to the next one of the same request, if the model has `repeat`.
     pub repeat: Option<BoundRepeat>,
-    /// Requests are cut into windows.
-    pub cuts: bool,
-    /// Each step has an answer of its own.
+    pub is_cut: bool,
     pub answers_each_step: bool,
     /// A node that must not run over no steps, so that no input may be empty.
     pub needs_steps: Option<String>,
@@ -51,57 +47,52 @@ impl Binding {
     /// `initial_sources` has what the configuration names for initial states.
     pub fn new(
         config: &Config,
-        state_pairs: &[StatePair],
+        pairs: &[StatePair],
         constant_outputs: &[String],
         signature: &Signature,
         initial_sources: &InitialSources,
-    ) -> Result<Self, BindingError> {
-        check_names(config, state_pairs)?;
-        let mut feeds = Feeds::new(signature);
+    ) -> Result<Self> {
+        // An entry for a tensor that is not listed would be ignored, because entries are looked up by the tensors' names.
+        check_names(config, pairs)?;
+        let mut feeds = Feeds::new(config, pairs, signature);
         let state_axes = |info: &TensorInfo| {
-            let is_state = state_pairs.iter().any(|pair| pair.input == info.name);
+            let is_state = pairs.iter().any(|pair| pair.input == info.name);
             is_state.then(|| config.states.batch_axes(&info.name, info.symbols.len()))
         };
         let shared = signature.batch_symbols(state_axes);
-        let batch_symbol = match *shared.as_slice() {
-            [symbol] => Some(symbol),
-            _ => None,
-        };
+        // Several names may each be the batch's, so none of them decides.
+        let batch_symbol = if let [symbol] = *shared { Some(symbol) } else { None };
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
-            feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
+            let listed = Listed { config, tensor, info, batch_symbol };
+            feeds.add(index, request_input(listed, index >= signature.inputs.len())?)?;
         }
         // From here on, the name is that of the requests' batch, which their dims in the configuration have decided.
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
         let has_no_batch = |info: &TensorInfo| {
-            let pair = state_pairs.iter().find(|pair| pair.output == info.name);
+            let pair = pairs.iter().find(|pair| pair.output == info.name);
             let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
             constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
         };
         for tensor in &config.outputs {
-            let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
-            outputs.push(response_output(config, tensor, info, batch_symbol, has_no_batch(info))?);
+            let info = find_output(signature, &tensor.name, "'output'")?;
+            outputs.push(response_output(Listed { config, tensor, info, batch_symbol }, has_no_batch(info))?);
         }
         let mut states = Vec::new();
         let batch_is_open = feeds.batch_is_open(config);
-        let binder = StateBinder {
-            config,
-            initial_sources,
-            signature,
-            pairs: state_pairs,
-            batch_symbol,
-            batch_is_open,
-            shared: &shared,
-        };
-        for pair in state_pairs {
+        let shared = &shared;
+        let binder = StateBinder { config, initial_sources, signature, pairs, batch_symbol, batch_is_open, shared };
+        for pair in pairs {
             states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
         }
         feed_without_requests(config, &mut feeds)?;
-        let mut counters = feed_generated(config, &mut feeds, &states, batch_symbol.filter(|_| config.is_batched()))?;
-        let mut inputs = feeds.into_inputs(&mut states, &mut counters)?;
+        // After the inputs of requests and the states, because they count the elements of these.
+        let counters = feed_generated(config, &mut feeds, &states, batch_symbol.filter(|_| config.is_batched()))?;
+        let mut inputs = feeds.into_inputs()?;
         if states.iter().any(|state| state.dims.contains(&-1)) {
-            forbid_padding(&mut inputs);
+            // The new value of a state of varying size would depend on the padding of an input.
+            inputs.iter_mut().filter_map(BoundInput::request_mut).for_each(|request| request.is_padded = false);
         }
         check_ends(config)?;
         let repeat = bind_repeat(config, signature, &inputs, &mut outputs, &states)?;
@@ -109,7 +100,6 @@ impl Binding {
         // After the trims, because the output of a state may give the lengths of another output.
         mark_only_kept(&mut outputs, &states);
         let most_steps = bound_steps(config, &inputs, &outputs)?;
-        let (cuts, answers_each_step) = (config.windows.are_cut(), config.is_decoupled);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
         Ok(Self {
@@ -121,8 +111,9 @@ impl Binding {
             slot,
             most_steps,
             repeat,
-            cuts,
-            answers_each_step,
+            is_cut: config.windows.are_cut(),
+            answers_each_step: config.is_decoupled,
+            // The caller knows it from the model's nodes.
             needs_steps: None,
         })
     }
@@ -134,7 +125,7 @@ impl Binding {
         }
     }
 
-    /// The inputs that requests carry, in their order.
+    /// Those that requests carry, in their order.
     pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> + Clone {
         self.inputs.iter().filter_map(|input| Some((input, input.request()?)))
     }
@@ -145,47 +136,27 @@ impl Binding {
         requests.filter_map(|(index, request)| Some((index, request, request.context?)))
     }
 
-    /// The windows, with their input.
     pub fn windows(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput, BoundWindow)> + Clone {
         self.request_inputs().filter_map(|(input, request)| Some((input, request, request.window?)))
     }
 
     /// Whether a request may make several steps.
     pub fn makes_steps(&self) -> bool {
-        self.is_cut() || self.repeat.is_some()
+        self.is_cut || self.repeat.is_some()
     }
 
-    /// Whether requests are cut into windows.
-    pub const fn is_cut(&self) -> bool {
-        self.cuts
-    }
-
-    /// Whether anything of a row is copied to its sequence after a run.
-    pub fn is_copied_back(&self) -> bool {
-        self.has_varying_states() || self.contexts().next().is_some()
-    }
-
-    /// Whether an input tells the model that a sequence starts.
-    pub fn has_start_control(&self) -> bool {
-        self.inputs.iter().any(|input| input.is_flag(Flag::Start))
-    }
-
-    /// Whether a sequence has states of varying size.
     pub fn has_varying_states(&self) -> bool {
         self.states.iter().any(|state| !state.is_in_slot())
     }
 
     /// Bytes of a row's states in a batch buffer.
     pub fn batch_bytes(&self) -> usize {
-        let bytes = |state: &BoundState| match state.place {
-            StatePlace::Slot(layout) => layout.row_bytes(),
-            StatePlace::Beside(_) => 0,
-        };
+        let bytes =
+            |state: &BoundState| if let StatePlace::Slot(layout) = state.place { layout.row_bytes() } else { 0 };
         self.states.iter().map(bytes).sum()
     }
 
-    /// Whether the tensors of the states of varying size may stay as ONNX Runtime makes them. Those of strings and of states
-    /// that are rounded may not.
+    /// Whether the tensors of the states of varying size may stay as ONNX Runtime makes them.
     pub fn varying_may_stay(&self) -> bool {
         let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;
         self.has_varying_states() && self.states.iter().filter(|state| !state.is_in_slot()).all(can_stay)
@@ -198,38 +169,24 @@ impl Binding {
         is_state || is_repeated || trim_lengths(&self.outputs).contains(&output)
     }
 
-    /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where
-    /// inputs are gathered.
+    /// Bytes of a slot that are where the model runs.
     pub fn device_bytes(&self) -> usize {
+        // Inputs are gathered on the host, so the contexts behind the states are there.
         self.slot.part_bytes(self.states.len())
     }
 
-    /// What a snapshot calls a context of an input: its entry of `input_context`, with the axis.
+    /// What a snapshot calls a context of an input.
     pub fn context_name(&self, input: usize, of: BoundContext) -> String {
         let input = self.inputs[input].name.clone();
+        // What is kept doesn't depend on the number of elements behind it, so a snapshot doesn't have that.
         Context { input, length: of.length, new: None, axis: Some(of.axis), first: of.first }.to_string()
     }
 
-    /// The dims of what one row of an input leaves as its context.
-    pub fn context_dims(&self, input: usize, of: BoundContext) -> Vec<i64> {
-        let mut dims = self.inputs[input].row_dims();
-        dims[of.axis] = of.length as i64;
-        dims
-    }
-
-    /// What a snapshot calls the windows of an input: their entry of `input_windows`, with the axis.
     pub fn window_name(&self, input: &BoundInput, of: BoundWindow) -> String {
+        // With or without ':pad', the same elements are left over, so both read each other's snapshots.
         Window { input: input.name.clone(), length: of.length, axis: Some(of.axis), pads: false }.to_string()
     }
 
-    /// The dims of so many elements of one row of an input that is cut.
-    pub fn left_dims(&self, input: &BoundInput, of: BoundWindow, elements: i64) -> Vec<i64> {
-        let mut dims = input.row_dims();
-        dims[of.axis] = elements;
-        dims
-    }
-
-    /// The generated inputs.
     pub fn generated(&self) -> impl Iterator<Item = (&BoundInput, &Generated)> + Clone {
         self.inputs.iter().filter_map(|input| match &input.source {
             Source::Generated(generated) => Some((input, generated)),
@@ -237,7 +194,6 @@ impl Binding {
         })
     }
 
-    /// A counter as snapshots call it.
     pub fn counter_name(&self, counter: Counter) -> String {
         match counter {
             Counter::Steps => "steps".to_owned(),
@@ -259,9 +215,7 @@ impl Binding {
             };
             fed().filter(|input| !input.dims.is_empty()).map(shape).collect::<Vec<_>>().join(",")
         };
-        let is_open = |input: &&BoundInput| {
-            input.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != input.batch_axis)
-        };
+        let is_open = |input: &&BoundInput| !open_axes(&input.dims, input.batch_axis).is_empty();
         let open = fed().filter(is_open).map(|input| format!("'{}'", input.name)).collect();
         ([shapes(1), shapes(most_rows), shapes(most_rows)], open)
     }
@@ -272,12 +226,12 @@ impl Binding {
         if let Some(name) = open.first() {
             return Some(format!("dimensions of {name} are open"));
         }
-        let strings = self.inputs.iter().find(|input| input.data_type == DataType::Bytes);
-        if let Some(input) = strings {
+        if let Some(input) = self.inputs.iter().find(|input| input.data_type == DataType::Bytes) {
             return Some(format!("'{}' has strings", input.name));
         }
-        let is_optional = |input: &&BoundInput| input.request().is_some_and(|request| request.optional);
-        if let Some(input) = self.inputs.iter().find(is_optional) {
+        // A graph repeats a run with all inputs that the first run had.
+        let is_optional = |(_, request): &(&BoundInput, &RequestInput)| request.optional;
+        if let Some((input, _)) = self.request_inputs().find(is_optional) {
             return Some(format!("'{}' is optional", input.name));
         }
         let open = self.outputs.iter().find(|output| output.dims.is_none());
@@ -288,33 +242,24 @@ impl Binding {
     pub fn step_spec(&self, most_rows: usize, graph_rows: Vec<usize>) -> StepSpec {
         let inputs = self.inputs.iter().map(input_spec);
         let lengths = trim_lengths(&self.outputs);
-        let outputs = self.outputs.iter().enumerate().map(|(index, output)| OutputSpec {
-            name: output.name.clone(),
-            data_type: output.data_type,
-            batch_axis: output.batch_axis,
-            dims: output.dims.clone(),
-            is_read: output.is_response || lengths.contains(&index),
-            stays: self.states.iter().any(|state| state.output == index),
+        let outputs = self.outputs.iter().enumerate().map(|(index, output)| {
+            let is_read = output.is_response || lengths.contains(&index);
+            output_spec(output, is_read, self.states.iter().any(|state| state.output == index))
         });
         StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), most_rows, graph_rows }
     }
 }
 
-/// What a step feeds and fetches.
 #[derive(Clone, Debug, Default)]
-#[expect(missing_docs, reason = "the other names say it")]
 pub struct StepSpec {
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
-    /// Most rows of a run.
     pub most_rows: usize,
     /// Numbers of rows that run as CUDA graphs, if the session has them. Then all dimensions are known.
     pub graph_rows: Vec<usize>,
 }
 
-/// An input of a step.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the other names say it")]
 pub struct InputSpec {
     pub name: String,
     pub data_type: DataType,
@@ -325,13 +270,10 @@ pub struct InputSpec {
     pub is_given: bool,
 }
 
-/// An output of a step.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the other names say it")]
 pub struct OutputSpec {
     pub name: String,
     pub data_type: DataType,
-    /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
     /// `None` if a dimension other than the batch axis is open; then ONNX Runtime decides the shape.
     pub dims: Option<Vec<i64>>,
@@ -362,21 +304,18 @@ impl InputSpec {
 
 /// The outputs that have the lengths of others.
 fn trim_lengths(outputs: &[BoundOutput]) -> Vec<usize> {
-    let lengths = |output: &BoundOutput| match output.trim?.by {
-        TrimBy::Output(index) => Some(index),
-        TrimBy::Input(_) => None,
-    };
+    let lengths = |output: &BoundOutput| if let TrimBy::Output(index) = output.trim?.by { Some(index) } else { None };
     outputs.iter().filter_map(lengths).collect()
 }
 
 pub(super) fn input_spec(input: &BoundInput) -> InputSpec {
-    InputSpec {
-        name: input.name.clone(),
-        data_type: input.data_type,
-        batch_axis: input.batch_axis,
-        dims: input.dims.clone(),
-        is_given: matches!(input.source, Source::State(_)),
-    }
+    let BoundInput { name, data_type, batch_axis, dims, source } = input.clone();
+    InputSpec { name, data_type, batch_axis, dims, is_given: matches!(source, Source::State(_)) }
+}
+
+pub(super) fn output_spec(output: &BoundOutput, is_read: bool, stays: bool) -> OutputSpec {
+    let BoundOutput { name, data_type, batch_axis, dims, .. } = output.clone();
+    OutputSpec { name, data_type, batch_axis, dims, is_read, stays }
 }
 
 fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
@@ -389,6 +328,7 @@ fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
 
 /// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
 fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayout> {
+    // The states come first, so that a device needs only the beginning of a slot.
     let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
     for (position, request) in inputs.iter_mut().filter_map(BoundInput::request_mut).enumerate() {
         request.position = position;
@@ -400,36 +340,27 @@ fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayou
     SlotLayout::new(&sizes)
 }
 
-/// Checks names in parameters that must be listed elsewhere in the configuration.
-fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), BindingError> {
-    let unknown = |parameter, name: &str, side, has: Vec<String>| {
-        let known = has.iter().any(|other| other == name);
-        let missing = BindingError::Unlisted { parameter, name: name.to_owned(), side, has };
-        if known { Ok(()) } else { Err(missing) }
-    };
-    let inputs = || config.inputs.iter().map(|input| input.name.clone()).collect();
-    let outputs = || config.outputs.iter().map(|output| output.name.clone()).collect();
-    let states = || state_pairs.iter().map(|pair| pair.input.clone()).collect();
-    for (name, _) in &config.states.initial {
-        unknown("initial_states", name, "a state's input", states())?;
-    }
-    for state in &config.states.dims {
-        unknown("state_dims", &state.name, "a state's input", states())?;
-    }
-    for context in &config.contexts {
-        unknown("input_context", &context.input, "listed under 'input'", inputs())?;
-    }
-    for window in &config.windows.inputs {
-        unknown(INPUT_WINDOWS, &window.input, "listed under 'input'", inputs())?;
-    }
-    for name in &config.held_inputs {
-        unknown("held_inputs", name, "listed under 'input'", inputs())?;
-    }
-    for padded in &config.ragged.inputs {
-        unknown("padded_inputs", &padded.input, "listed under 'input'", inputs())?;
-    }
-    for padded in &config.ragged.outputs {
-        unknown("padded_outputs", &padded.output, "listed under 'output'", outputs())?;
-    }
-    Ok(())
+fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<()> {
+    let initial = config.states.initial.iter().map(|(name, _)| ("initial_states", name));
+    let dims = config.states.dims.iter().map(|state| ("state_dims", &state.name));
+    let contexts = config.contexts.iter().map(|context| ("input_context", &context.input));
+    let windows = config.windows.inputs.iter().map(|window| (INPUT_WINDOWS, &window.input));
+    let held = config.held_inputs.iter().map(|name| ("held_inputs", name));
+    let padded = config.ragged.inputs.iter().map(|padded| ("padded_inputs", &padded.input));
+    let trimmed = config.ragged.outputs.iter().map(|padded| ("padded_outputs", &padded.output));
+    let states: Vec<&str> = state_pairs.iter().map(|pair| pair.input.as_str()).collect();
+    let inputs: Vec<&str> = config.inputs.iter().map(|tensor| tensor.name.as_str()).collect();
+    let outputs: Vec<&str> = config.outputs.iter().map(|tensor| tensor.name.as_str()).collect();
+    check_listed(initial.chain(dims), "a state's input", &states)?;
+    check_listed(contexts.chain(windows).chain(held).chain(padded), "listed under 'input'", &inputs)?;
+    check_listed(trimmed, "listed under 'output'", &outputs)
+}
+
+fn check_listed<'a>(
+    mut named: impl Iterator<Item = (&'static str, &'a String)>,
+    side: &'static str,
+    has: &[&str],
+) -> Result<()> {
+    let Some((parameter, name)) = named.find(|(_, name)| !has.contains(&name.as_str())) else { return Ok(()) };
+    Err(BindingError::Unlisted { parameter, name: name.clone(), side, has: names(has) })
 }

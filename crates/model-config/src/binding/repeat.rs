@@ -2,35 +2,30 @@
 
 use rows::tensor::DataType;
 
-use super::bound::{BoundInput, BoundOutput, BoundState, Flag, ShapeForm, Source, fetched};
+use super::bound::{BoundInput, BoundOutput, BoundState, Flag, fetched};
 use super::elements::element_bytes;
-use super::error::{BindingError, bad};
-use super::shapes::describe;
+use super::error::{Result, bad};
+use super::shapes::{ShapeForm, describe};
 use crate::config::{Config, Feed, REPEAT, REPEAT_UNTIL, Stop};
 use crate::onnx::{Signature, TensorInfo, agree};
 
-/// What a step of a request gives to the next one, and what ends the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundRepeat {
-    /// Outputs that become inputs.
     pub feeds: Vec<BoundFeed>,
-    /// Outputs that end the steps.
     pub until: Vec<BoundStop>,
 }
 
-/// An output that becomes an input of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundFeed {
-    /// Index in [`Binding::outputs`](super::model::Binding::outputs).
+    /// Index in `Binding::outputs`.
     pub output: usize,
-    /// Index in [`Binding::inputs`](super::model::Binding::inputs).
+    /// Index in `Binding::inputs`.
     pub input: usize,
 }
 
-/// An output that ends the steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundStop {
-    /// Index in [`Binding::outputs`](super::model::Binding::outputs).
+    /// Index in `Binding::outputs`.
     pub output: usize,
     /// The values of an element that end the steps.
     pub values: Vec<Vec<u8>>,
@@ -50,144 +45,128 @@ pub(super) fn bind_repeat(
     inputs: &[BoundInput],
     outputs: &mut Vec<BoundOutput>,
     states: &[BoundState],
-) -> Result<Option<BoundRepeat>, BindingError> {
+) -> Result<Option<BoundRepeat>> {
     if !config.repeat.is_any() {
         return Ok(None);
     }
     check_together(config, inputs)?;
-    let feeds = config.repeat.feeds.iter().map(|feed| bind_feed(config, signature, inputs, outputs, states, feed));
-    let feeds = feeds.collect::<Result<Vec<_>, _>>()?;
-    let until = config.repeat.until.iter().map(|stop| bind_stop(config, signature, outputs, states, stop));
-    Ok(Some(BoundRepeat { feeds, until: until.collect::<Result<Vec<_>, _>>()? }))
+    let mut binder = Binder { config, signature, inputs, outputs, states };
+    let feeds = config.repeat.feeds.iter().map(|feed| binder.feed(feed)).collect::<Result<_>>()?;
+    let until = config.repeat.until.iter().map(|stop| binder.stop(stop)).collect::<Result<_>>()?;
+    Ok(Some(BoundRepeat { feeds, until }))
 }
 
 /// Refuses `repeat` with other parameters or controls that exclude it.
-fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<(), BindingError> {
+fn check_together(config: &Config, inputs: &[BoundInput]) -> Result<()> {
     let written = config.repeat.to_string();
     if config.windows.are_cut() {
         let why = "the model has 'input_windows', with which a request makes a step for each window that it brings: leave out \
                    one of the two";
-        return Err(bad(REPEAT, written, why.to_owned()));
+        return Err(bad(REPEAT, written, why));
     }
-    match inputs.iter().find(|input| input.is_flag(Flag::End)) {
-        Some(BoundInput { name, .. }) if !config.repeat.until.is_empty() => {
-            let why = format!(
-                "'{name}' tells the model of END (CONTROL_SEQUENCE_END), but with 'repeat_until' the backend does not \
-                 know before a step whether it is the last: give the input a value in 'constant_inputs'"
-            );
-            Err(bad(REPEAT, written, why))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn bind_feed(
-    config: &Config,
-    signature: &Signature,
-    inputs: &[BoundInput],
-    outputs: &mut Vec<BoundOutput>,
-    states: &[BoundState],
-    feed: &Feed,
-) -> Result<BoundFeed, BindingError> {
-    let wrong = |why: String| bad(REPEAT, feed.to_string(), why);
-    let info = find_output(signature, outputs, states, &feed.output).map_err(wrong)?;
-    let is_input = |input: &BoundInput| input.name == feed.input;
-    let Some(index) = inputs.iter().position(is_input) else {
-        let known = inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(wrong(format!("the model has no input '{}' (it has {known})", feed.input)));
-    };
-    let input = &inputs[index];
-    let Source::Request(request) = &input.source else {
-        return Err(wrong(format!("'{}' is no input that requests carry", input.name)));
-    };
-    if request.is_held {
-        return Err(wrong(format!(
-            "'{}' is one of 'held_inputs', which a sequence keeps as its client sent it: leave it out of one of the two",
-            input.name
-        )));
-    }
-    if request.context.is_some() {
-        return Err(wrong(format!(
-            "'{}' has an 'input_context', and a step reads only what the one before it gave: leave out one of the two",
-            input.name
-        )));
-    }
-    let output = fetched(outputs, info);
-    if !outputs[output].is_response {
-        if !config.ragged.inputs.is_empty() {
-            let why = format!(
-                "with 'padded_inputs', list '{}' under 'output', so that its rows have their lengths",
-                info.name
-            );
-            return Err(wrong(why));
-        }
-        // Only the input reads it, so its rows are where the input has them.
-        outputs[output].batch_axis = input.batch_axis;
-    }
-    let (of_output, of_input) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
-    let is_batch = |axis: usize| input.batch_axis == Some(axis);
-    let fits = info.dims.len() == input.dims.len()
-        && (0..info.dims.len()).all(|axis| is_batch(axis) || agree(info.dims[axis], input.dims[axis]));
-    // ONNX Runtime shows an output of unknown rank like a scalar.
-    let is_known = !info.dims.is_empty() || input.dims.is_empty();
-    if info.data_type != input.data_type || (is_known && !fits) || outputs[output].batch_axis != input.batch_axis {
-        return Err(wrong(format!(
-            "output '{}' is {of_output}, and input '{}' is {of_input}: they must have one type and the same dims",
-            info.name, input.name
-        )));
-    }
-    Ok(BoundFeed { output, input: index })
-}
-
-fn bind_stop(
-    config: &Config,
-    signature: &Signature,
-    outputs: &mut Vec<BoundOutput>,
-    states: &[BoundState],
-    stop: &Stop,
-) -> Result<BoundStop, BindingError> {
-    let value = if stop.values.len() == 1 { stop.values[0].clone() } else { format!("[{}]", stop.values.join(", ")) };
-    let wrong = |why: String| bad(REPEAT_UNTIL, format!("{}={value}", stop.output), why);
-    let info = find_output(signature, outputs, states, &stop.output).map_err(wrong)?;
-    let values = stop.values.iter().map(|text| element_bytes(info.data_type, text)).collect::<Result<Vec<_>, _>>();
-    let values = values.map_err(|why| match info.data_type {
-        DataType::Bytes => wrong(format!("output '{}' has strings, and steps end at numbers or TYPE_BOOL", info.name)),
-        _ => wrong(why),
-    })?;
-    let is_new = !outputs.iter().any(|output| output.name == info.name);
-    let output = fetched(outputs, info);
-    // It isn't listed under 'output', so nothing but Triton's own form says where its batch is: first.
-    if is_new && config.is_batched() {
-        outputs[output].batch_axis = Some(0);
-    }
-    if config.max_rows_per_run > 1
-        && (outputs[output].batch_axis.is_none() || outputs[output].form == ShapeForm::Unbatched)
+    if let Some(BoundInput { name, .. }) = inputs.iter().find(|input| input.is_flag(Flag::End))
+        && !config.repeat.until.is_empty()
     {
-        return Err(wrong(format!(
-            "output '{}' has no batch dimension, so it cannot end the steps of one row",
-            info.name
-        )));
+        let why = format!(
+            "'{name}' tells the model of END (CONTROL_SEQUENCE_END), but with 'repeat_until' the backend does not know \
+             before a step whether it is the last: give the input a value in 'constant_inputs'"
+        );
+        return Err(bad(REPEAT, written, why));
     }
-    Ok(BoundStop { output, values })
+    Ok(())
 }
 
-/// An output of the model that a step can read, or why there is none.
-fn find_output<'a>(
+struct Binder<'a> {
+    config: &'a Config,
     signature: &'a Signature,
-    outputs: &[BoundOutput],
-    states: &[BoundState],
-    name: &str,
-) -> Result<&'a TensorInfo, String> {
-    if states.iter().any(|state| outputs[state.output].name == name) {
-        return Err(format!(
-            "output '{name}' is a state, which the next step reads anyway; if it is none, list its input under 'input'"
-        ));
-    }
-    signature.output(name).ok_or_else(|| {
-        if signature.input(name).is_some() {
-            return format!("'{name}' is an input: the output stands first, '<<<output, input>>>'");
+    inputs: &'a [BoundInput],
+    /// Those that a step reads are fetched, even if no response carries them.
+    outputs: &'a mut Vec<BoundOutput>,
+    states: &'a [BoundState],
+}
+
+impl<'a> Binder<'a> {
+    fn feed(&mut self, feed: &Feed) -> Result<BoundFeed> {
+        let wrong = |why: String| bad(REPEAT, feed.to_string(), why);
+        let info = self.find_output(&feed.output).map_err(wrong)?;
+        let name = &feed.input;
+        let Some(index) = self.inputs.iter().position(|input| input.name == *name) else {
+            let known = self.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(wrong(format!("the model has no input '{name}' (it has {known})")));
+        };
+        let input = &self.inputs[index];
+        let Some(request) = input.request() else {
+            return Err(wrong(format!("'{name}' is no input that requests carry")));
+        };
+        if request.is_held {
+            let why = "which a sequence keeps as its client sent it: leave it out of one of the two";
+            return Err(wrong(format!("'{name}' is one of 'held_inputs', {why}")));
         }
-        let known: Vec<&str> = signature.outputs.iter().map(|info| info.name.as_str()).collect();
-        format!("the model has no output '{name}' (it has {})", known.join(", "))
-    })
+        if request.context.is_some() {
+            let why = "and a step reads only what the one before it gave: leave out one of the two";
+            return Err(wrong(format!("'{name}' has an 'input_context', {why}")));
+        }
+        let index_of_output = fetched(self.outputs, info);
+        let output = &mut self.outputs[index_of_output];
+        if !output.is_response {
+            if !self.config.ragged.inputs.is_empty() {
+                let listed = format!("list '{}' under 'output'", info.name);
+                return Err(wrong(format!("with 'padded_inputs', {listed}, so that its rows have their lengths")));
+            }
+            // Only the input reads it, so its rows are where the input has them.
+            output.batch_axis = input.batch_axis;
+        }
+        let (of_output, of_input) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
+        let is_batch = |axis: usize| input.batch_axis == Some(axis);
+        let fits = info.dims.len() == input.dims.len()
+            && (0..info.dims.len()).all(|axis| is_batch(axis) || agree(info.dims[axis], input.dims[axis]));
+        // ONNX Runtime shows an output of unknown rank like a scalar.
+        let is_known = !info.dims.is_empty() || input.dims.is_empty();
+        if info.data_type != input.data_type || (is_known && !fits) || output.batch_axis != input.batch_axis {
+            let why =
+                format!("is {of_output}, and input '{name}' is {of_input}: they must have one type and the same dims");
+            return Err(wrong(format!("output '{}' {why}", info.name)));
+        }
+        Ok(BoundFeed { output: index_of_output, input: index })
+    }
+
+    fn stop(&mut self, stop: &Stop) -> Result<BoundStop> {
+        let value = if let [value] = &*stop.values { value.clone() } else { format!("[{}]", stop.values.join(", ")) };
+        let wrong = |why: String| bad(REPEAT_UNTIL, format!("{}={value}", stop.output), why);
+        let info = self.find_output(&stop.output).map_err(wrong)?;
+        let values = stop.values.iter().map(|text| element_bytes(info.data_type, text)).collect::<Result<Vec<_>, _>>();
+        let values = values.map_err(|why| match info.data_type {
+            DataType::Bytes => {
+                wrong(format!("output '{}' has strings, and steps end at numbers or TYPE_BOOL", info.name))
+            }
+            _ => wrong(why),
+        })?;
+        let known = self.outputs.len();
+        let index = fetched(self.outputs, info);
+        let output = &mut self.outputs[index];
+        // It isn't listed under 'output', so nothing but Triton's own form says where its batch is: first.
+        if index == known && self.config.is_batched() {
+            output.batch_axis = Some(0);
+        }
+        // Each row decides for itself whether it goes on.
+        if self.config.max_rows_per_run > 1 && (output.batch_axis.is_none() || output.form == ShapeForm::Unbatched) {
+            let why = "has no batch dimension, so it cannot end the steps of one row";
+            return Err(wrong(format!("output '{}' {why}", info.name)));
+        }
+        Ok(BoundStop { output: index, values })
+    }
+
+    /// An output of the model that a step can read, or why there is none.
+    fn find_output(&self, name: &str) -> Result<&'a TensorInfo, String> {
+        if self.states.iter().any(|state| self.outputs[state.output].name == name) {
+            let help = "if it is none, list its input under 'input'";
+            return Err(format!("output '{name}' is a state, which the next step reads anyway; {help}"));
+        }
+        self.signature.output(name).ok_or_else(|| {
+            if self.signature.input(name).is_some() {
+                return format!("'{name}' is an input: the output stands first, '<<<output, input>>>'");
+            }
+            format!("the model has no output '{name}' (it has {})", self.signature.output_names().join(", "))
+        })
+    }
 }

@@ -2,57 +2,58 @@
 
 use std::ffi::CString;
 
-use rows::tensor::{DataType, Dims};
+use rows::tensor::DataType;
 
 use super::bound::{BoundState, c_name};
-use super::error::BindingError;
+use super::error::{BindingError, Result, names};
 use super::model::Binding;
+use super::shapes::describe;
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
 
-/// The tensors of the State API of a model.
 #[derive(Clone, Debug)]
 pub struct StateApi {
-    /// By state, in the order of [`Binding::states`].
+    /// In the order of [`Binding::states`].
     pub states: Vec<StateTensor>,
-    /// [`STATE_SNAPSHOT`], the name of an input and of an output, for Triton.
+    /// [`STATE_SNAPSHOT`] and [`STATE_INFO`] for Triton.
     pub snapshot: CString,
-    /// [`STATE_INFO`], the name of an output, for Triton.
     pub info: CString,
     /// The shape of a snapshot and of a description.
     pub one: Vec<i64>,
-    /// Responses may carry one.
+    /// What responses may carry.
     pub gives_snapshots: bool,
-    /// Responses may carry a description of the states.
     pub gives_info: bool,
-    /// The inputs that are not listed in the configuration.
+    /// The inputs and outputs that are not listed in the configuration.
     pub missing_inputs: Vec<TensorConfig>,
-    /// The outputs that are not listed in the configuration.
     pub missing_outputs: Vec<TensorConfig>,
 }
 
-/// A state as a tensor of requests and responses.
 #[derive(Clone, Debug)]
 pub struct StateTensor {
     /// `state.` and the name of the state's input.
     pub name: String,
-    /// The name for Triton.
     pub c_name: CString,
     /// Dims of a request's and a response's tensor; -1 is open.
     pub dims: Vec<i64>,
-    /// Whether responses may carry it.
     pub is_output: bool,
 }
 
 impl StateApi {
     /// `None` if the configuration doesn't allow it. Fails if a listed tensor does not fit the model.
-    pub fn new(config: &Config, binding: &Binding) -> Result<Option<Self>, BindingError> {
+    pub fn new(config: &Config, binding: &Binding) -> Result<Option<Self>> {
         let Some(listed) = &config.state_api else { return Ok(None) };
         let (mut missing_inputs, mut missing_outputs) = (Vec::new(), Vec::new());
         let tensor = |name: String, data_type, dims| TensorConfig { name, data_type, dims, optional: true };
         let mut states = Vec::new();
         for state in &binding.states {
             let name = format!("{STATE_PREFIX}{}", binding.inputs[state.input].name);
-            let configured = configured_dims(config, state);
+            let mut configured = state.dims.clone();
+            if let Some(axis) = state.batch_axis.filter(|_| config.is_batched()) {
+                configured.remove(axis);
+            }
+            if configured.is_empty() {
+                // A tensor of Triton has at least one dimension.
+                configured.push(1);
+            }
             // Triton takes no dimension of 0 in a configuration; a tensor is checked with the state's own dims.
             let listable = configured.iter().map(|&dim| if dim == 0 { -1 } else { dim }).collect();
             let wanted = tensor(name.clone(), state.data_type, listable);
@@ -73,12 +74,11 @@ impl StateApi {
         is_listed("input", &listed.inputs, &snapshot, &mut missing_inputs)?;
         let gives_snapshots = is_listed("output", &listed.outputs, &snapshot, &mut missing_outputs)?;
         let gives_info = is_listed("output", &listed.outputs, &info, &mut missing_outputs)?;
-        let known: Vec<String> = states.iter().map(|state| state.name.clone()).collect();
+        let known: Vec<&str> = states.iter().map(|state| state.name.as_str()).collect();
         for (list, tensors) in [("input", &listed.inputs), ("output", &listed.outputs)] {
-            let stray = |tensor: &&TensorConfig| tensor.name.starts_with(STATE_PREFIX) && !known.contains(&tensor.name);
-            if let Some(stray) = tensors.iter().find(stray) {
-                let name = stray.name.clone();
-                return Err(BindingError::NoState { list, name, has: known });
+            let is_stray = |name: &str| name.starts_with(STATE_PREFIX) && !known.contains(&name);
+            if let Some(stray) = tensors.iter().find(|tensor| is_stray(&tensor.name)) {
+                return Err(BindingError::NoState { list, name: stray.name.clone(), has: names(&known) });
             }
         }
         let (snapshot, info) = (c_name(STATE_SNAPSHOT), c_name(STATE_INFO));
@@ -86,13 +86,13 @@ impl StateApi {
         Ok(Some(Self { states, snapshot, info, one, gives_snapshots, gives_info, missing_inputs, missing_outputs }))
     }
 
-    /// Completion has listed the missing tensors.
+    /// Notes that completion has listed the missing tensors.
     pub fn list_missing(&mut self) {
         self.states.iter_mut().for_each(|state| state.is_output = true);
         (self.gives_snapshots, self.gives_info) = (true, true);
     }
 
-    /// The names of the states, for messages.
+    /// For messages.
     pub fn names(&self) -> Vec<String> {
         self.states.iter().map(|state| state.name[STATE_PREFIX.len()..].to_owned()).collect()
     }
@@ -104,33 +104,22 @@ fn is_listed(
     tensors: &[TensorConfig],
     wanted: &TensorConfig,
     missing: &mut Vec<TensorConfig>,
-) -> Result<bool, BindingError> {
+) -> Result<bool> {
     let Some(tensor) = tensors.iter().find(|tensor| tensor.name == wanted.name) else {
+        // Core refuses a request without an input that is not optional, and few requests carry states.
         missing.push(TensorConfig { optional: list == "input", ..wanted.clone() });
         return Ok(false);
     };
     if (tensor.data_type, &tensor.dims) == (wanted.data_type, &wanted.dims) {
         return Ok(true);
     }
-    let side = |tensor: &TensorConfig| format!("{} {}", tensor.data_type, Dims(&tensor.dims));
+    let side = |tensor: &TensorConfig| describe(tensor.data_type, &tensor.dims);
     Err(BindingError::Dims {
         what: format!("{list} '{}'", tensor.name),
         configured: side(tensor),
         model: side(wanted),
         rule: "a tensor of the State API has the dims of its state, without the batch dimension".to_owned(),
     })
-}
-
-/// The dims of a row, without the batch; `[1]` for a state that has no others.
-fn configured_dims(config: &Config, state: &BoundState) -> Vec<i64> {
-    let mut dims = state.dims.clone();
-    if let Some(axis) = state.batch_axis.filter(|_| config.is_batched()) {
-        dims.remove(axis);
-    }
-    if dims.is_empty() {
-        dims.push(1);
-    }
-    dims
 }
 
 impl StateTensor {

@@ -1,34 +1,23 @@
 //! States: their batch axis, their dims, whether their two ends agree, and where they are kept. And of rows whose growing
 //! states have different lengths in one run: which states are padded, and which rows can share a run.
 
-use rows::tensor::{DataType, Dims, PaddingSide, RowLayout, StorageType, element_count};
+use rows::tensor::{DataType, PaddingSide, RowLayout, StorageType, element_count};
 
 use super::bound::{
     BoundInput, BoundOutput, BoundState, Generated, GeneratedValue, GrowingAxis, Initial, NewLength, Source,
     StatePlace, fetched,
 };
-use super::error::{BindingError, bad};
+use super::error::{BindingError, Result, bad, wrong_dims};
 use super::feeds::Feeds;
-use super::shapes::{batches, check_type, describe, empty_dims, find, is_batch};
+use super::shapes::{batches, check_type, describe, empty_dims, find_output, is_batch, open_axes, state_dims};
 use crate::config::{Config, DeclaredState, GROWING_PADDING, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::onnx::{Signature, TensorInfo, all_agree};
 
-/// The two ends of a state in the model.
-#[derive(Clone, Copy)]
-struct Ends<'a> {
-    pair: &'a StatePair,
-    input: &'a TensorInfo,
-    output: &'a TensorInfo,
-}
-
-/// What binding a state needs to know.
 pub(super) struct StateBinder<'a> {
     pub config: &'a Config,
     pub initial_sources: &'a InitialSources,
     pub signature: &'a Signature,
-    /// All states.
     pub pairs: &'a [StatePair],
-    /// The name of the batch dimension, where the requests' inputs have one.
     pub batch_symbol: Option<&'a str>,
     /// Whether an input of requests has an open batch dimension.
     pub batch_is_open: bool,
@@ -36,7 +25,6 @@ pub(super) struct StateBinder<'a> {
     pub shared: &'a [&'a str],
 }
 
-/// Which dimension of a state is the batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BatchAxis {
     At(usize),
@@ -57,13 +45,13 @@ impl StateBinder<'_> {
         feeds: &mut Feeds,
         outputs: &mut Vec<BoundOutput>,
         before: &[BoundState],
-    ) -> Result<Option<BoundState>, BindingError> {
+    ) -> Result<Option<BoundState>> {
         let declared = self.config.states.declaration(pair);
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
-        let takes = |name: &str| self.signature.input(name).is_some();
-        let gives = |name: &str| self.signature.output(name).is_some();
-        let fits = takes(&pair.input) && gives(&pair.output);
-        if !fits && gives(&pair.input) && takes(&pair.output) {
+        let fits = |input: &str, output: &str| {
+            self.signature.input(input).is_some() && self.signature.output(output).is_some()
+        };
+        if !fits(&pair.input, &pair.output) && fits(&pair.output, &pair.input) {
             let (input, output) = (pair.input.clone(), pair.output.clone());
             return Err(BindingError::Swapped { named_by, input, output });
         }
@@ -73,16 +61,22 @@ impl StateBinder<'_> {
             Err(_) if declared.is_some() => return Ok(None),
             found => found?,
         };
-        let (_, output_info) = find(&self.signature.outputs, &pair.output, named_by, "output")?;
-        let ends = Ends { pair, input: info, output: output_info };
-        let input = self.input(ends, declared, before.len())?;
+        let next = find_output(self.signature, &pair.output, named_by)?;
+        let input = self.input(info, next, declared, before.len())?;
         let (dims, data_type) = (input.row_dims(), input.data_type);
+        // Strings vary in size even where their number is fixed.
+        let place = if dims.contains(&-1) || data_type == DataType::Bytes {
+            StatePlace::Beside(before.iter().filter(|state| !state.is_in_slot()).count())
+        } else {
+            let layout = RowLayout::new(data_type, &dims, input.batch_axis);
+            StatePlace::Slot(layout.ok_or_else(|| state_error(info, "its size overflows"))?)
+        };
         let state = BoundState {
             input: index,
-            output: state_output(outputs, &input, ends.output),
+            output: state_output(outputs, &input, next),
             data_type,
             batch_axis: input.batch_axis,
-            place: place(ends.input, &dims, input.batch_axis, before)?,
+            place,
             storage: match data_type {
                 DataType::Fp32 if self.config.store_states_as_fp16 => StorageType::Fp16,
                 _ => StorageType::Exact,
@@ -95,57 +89,62 @@ impl StateBinder<'_> {
         Ok(Some(state))
     }
 
-    fn input(&self, ends: Ends, declared: Option<&DeclaredState>, number: usize) -> Result<BoundInput, BindingError> {
-        let written = self.config.states.written_dims(&ends.pair.input);
+    /// `next`: the output at the state's other end.
+    fn input(
+        &self,
+        info: &TensorInfo,
+        next: &TensorInfo,
+        declared: Option<&DeclaredState>,
+        number: usize,
+    ) -> Result<BoundInput> {
+        let written = self.config.states.written_dims(&info.name);
         let batch_axis = match written {
             Some(written) => written.batch_axis,
-            None => self.batch_axis(ends.input, declared)?,
+            None => self.batch_axis(info, declared)?,
         };
-        let mut input = BoundInput::new(ends.input, batch_axis, Source::State(number));
+        let mut input = BoundInput::new(info, batch_axis, Source::State(number));
         if let Some(written) = written {
             narrow_to_written(&mut input, written, self.config)?;
         }
         if let Some(declared) = declared {
             narrow(&mut input, declared)?;
         }
-        check_ends(&input, ends)?;
-        if let Some(axis) = batch_axis.filter(|&axis| has_batch_elsewhere(ends, axis)) {
-            let output = describe(ends.output.data_type, &ends.output.dims);
+        let output_is = describe(next.data_type, &next.dims);
+        // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
+        // varies may be fixed at one end.
+        let dims_agree = next.dims.is_empty() || all_agree(&input.dims, &next.dims);
+        if input.data_type != next.data_type || !dims_agree {
+            let (input, output) = (info.name.clone(), next.name.clone());
+            let input_is = describe(info.data_type, &info.dims);
+            return Err(BindingError::StateEnds { input, output, input_is, output_is });
+        }
+        if let Some(axis) = batch_axis.filter(|&axis| has_batch_elsewhere(info, next, axis)) {
             let why = format!(
-                "its batch is dimension {axis}, but its output '{}', {output}, has the batch elsewhere: both must \
+                "its batch is dimension {axis}, but its output '{}', {output_is}, has the batch elsewhere: both must \
                  have it in the same place",
-                ends.pair.output
+                next.name
             );
-            return Err(state_error(ends.input, why));
+            return Err(state_error(info, why));
         }
         Ok(input)
     }
 
-    /// Which dimension of a state is the batch; `None` if it has none.
-    fn batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<Option<usize>, BindingError> {
-        match self.find_batch_axis(info, declared)? {
-            BatchAxis::At(axis) => Ok(Some(axis)),
-            BatchAxis::Absent => Ok(None),
-            BatchAxis::Missing => {
-                let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis: None };
-                Err(state_error(
-                    info,
-                    format!(
-                        "no dimension is open for the batch; set max_batch_size to 0 or 1, export the model with a \
-                         dynamic batch dimension, or write {}, with which each request has a run of its own",
-                        state_dims_line([dims])
-                    ),
-                ))
-            }
-            BatchAxis::Unclear => Err(state_error(
-                info,
-                format!(
-                    "the names of its open dimensions do not say which is the batch, if any; write each dimension as \
-                     'batch', as -1 if it varies (it starts at 0), or as its length: {}",
-                    self.lines_to_write()
-                ),
-            )),
-        }
+    fn batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<Option<usize>> {
+        let why = match self.find_batch_axis(info, declared)? {
+            BatchAxis::At(axis) => return Ok(Some(axis)),
+            BatchAxis::Absent => return Ok(None),
+            BatchAxis::Missing => format!(
+                "no dimension is open for the batch; set max_batch_size to 0 or 1, export the model with a dynamic batch \
+                 dimension, or write {}, with which each request has a run of its own",
+                state_dims_line([state_dims(info, &info.dims, None)])
+            ),
+            BatchAxis::Unclear => format!(
+                "the names of its open dimensions do not say which is the batch, if any; write each dimension as 'batch', \
+                 as -1 if it varies (it starts at 0), or as its length: {}",
+                self.lines_to_write()
+            ),
+        };
+        Err(state_error(info, why))
     }
 
     /// The line for the states whose batch cannot be told.
@@ -155,23 +154,18 @@ impl StateBinder<'_> {
             self.config.states.written_dims(&info.name).is_none()
                 && matches!(self.find_batch_axis(info, None), Ok(BatchAxis::Unclear))
         };
-        let dims = |info: &TensorInfo| StateDims {
-            name: info.name.clone(),
-            dims: info.dims.clone(),
-            batch_axis: info.dims.iter().position(|&dim| dim < 0),
-        };
+        let dims = |info: &TensorInfo| state_dims(info, &info.dims, info.dims.iter().position(|&dim| dim < 0));
         let undeclared = self.pairs.iter().filter(|pair| self.config.states.declaration(pair).is_none());
         state_dims_line(undeclared.filter_map(info).filter(is_unclear).map(dims))
     }
 
-    fn find_batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<BatchAxis, BindingError> {
+    fn find_batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<BatchAxis> {
         let (config, is_batched) = (self.config, self.config.is_batched());
-        let open = || (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect::<Vec<_>>();
         let candidates = match declared {
             Some(declared) if is_batched => declared_axes(config, info, declared)?,
             // The declared dims are those of the whole tensor.
             Some(_) => return Ok(BatchAxis::Absent),
-            None => open(),
+            None => open_axes(&info.dims, None),
         };
         let named = |batch: Option<&str>| -> Vec<usize> {
             candidates.iter().copied().filter(|&axis| is_batch(info.symbol(axis), batch)).collect()
@@ -201,77 +195,46 @@ impl StateBinder<'_> {
     }
 }
 
-/// Where a sequence keeps a state whose rows have these dims.
-fn place(
-    info: &TensorInfo,
-    dims: &[i64],
-    batch_axis: Option<usize>,
-    before: &[BoundState],
-) -> Result<StatePlace, BindingError> {
-    // Strings vary in size even where their number is fixed.
-    if dims.contains(&-1) || info.data_type == DataType::Bytes {
-        return Ok(StatePlace::Beside(before.iter().filter(|state| !state.is_in_slot()).count()));
-    }
-    let layout = RowLayout::new(info.data_type, dims, batch_axis);
-    layout.map(StatePlace::Slot).ok_or_else(|| state_error(info, "its size overflows"))
-}
-
 fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {
     BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.into() }
 }
 
 /// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the
 /// batch out or have -1 in its place.
-fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>, BindingError> {
+fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>> {
     let (model, dims) = (&info.dims, &declared.dims);
-    let left_out = |axis: &usize| {
+    let can_be = |&axis: &usize| {
+        if model.len() == dims.len() {
+            return model[axis] < 0 && dims[axis] < 0 && all_agree(model, dims);
+        }
         let mut rest = model.clone();
-        batches(rest.remove(*axis), config) && all_agree(&rest, dims)
+        batches(rest.remove(axis), config) && all_agree(&rest, dims)
     };
-    let marked = |axis: &usize| model[*axis] < 0 && dims[*axis] < 0 && all_agree(model, dims);
-    let axes: Vec<usize> = if model.len() == dims.len() {
-        (0..model.len()).filter(marked).collect()
-    } else {
-        (0..model.len()).filter(left_out).collect()
-    };
+    let axes: Vec<usize> = (0..model.len()).filter(can_be).collect();
     let unbatched = config.max_batch_size == 1 && all_agree(model, dims);
     if axes.is_empty() && !unbatched {
-        return Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,"));
+        let what = format!("sequence_batching.state '{}'", info.name);
+        let rule = "with the batch dimension left out, or -1 in its place, they must agree";
+        return Err(wrong_dims(what, dims, model, rule));
     }
     Ok(axes)
 }
 
-fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> BindingError {
-    BindingError::Dims {
-        what: format!("sequence_batching.state '{}'", info.name),
-        configured: Dims(&declared.dims).to_string(),
-        model: Dims(&info.dims).to_string(),
-        rule: format!("{form} they must agree"),
-    }
-}
-
 /// Fixes the dimensions that the model leaves open and `state_dims` does not.
-fn narrow_to_written(input: &mut BoundInput, written: &StateDims, config: &Config) -> Result<(), BindingError> {
+fn narrow_to_written(input: &mut BoundInput, written: &StateDims, config: &Config) -> Result<()> {
     let has_room =
         |axis: usize| if config.is_batched() { batches(input.dims[axis], config) } else { input.dims[axis] <= 1 };
     if !all_agree(&input.dims, &written.dims) || written.batch_axis.is_some_and(|axis| !has_room(axis)) {
-        return Err(BindingError::Dims {
-            what: format!("state_dims '{}'", input.name),
-            configured: Dims(&written.dims).to_string(),
-            model: Dims(&input.dims).to_string(),
-            rule: "they must agree, with 'batch' only where the model takes batches".to_owned(),
-        });
+        let what = format!("state_dims '{}'", input.name);
+        let rule = "they must agree, with 'batch' only where the model takes batches";
+        return Err(wrong_dims(what, &written.dims, &input.dims, rule));
     }
-    for (dim, &written) in input.dims.iter_mut().zip(&written.dims) {
-        if *dim < 0 {
-            *dim = written;
-        }
-    }
+    open_axes(&input.dims, None).into_iter().for_each(|axis| input.dims[axis] = written.dims[axis]);
     Ok(())
 }
 
 /// Fixes the dimensions that the model leaves open and the declaration does not.
-fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), BindingError> {
+fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<()> {
     let what = format!("sequence_batching.state '{}'", input.name);
     check_type(what.clone(), declared.data_type, input.data_type)?;
     let mut declared_dims = declared.dims.clone();
@@ -279,37 +242,15 @@ fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), Bindin
         declared_dims.insert(axis, -1);
     }
     if !all_agree(&input.dims, &declared_dims) {
-        let (configured, model) = (Dims(&declared.dims).to_string(), Dims(&input.dims).to_string());
-        return Err(BindingError::Dims { what, configured, model, rule: "they must be the same".to_owned() });
+        return Err(wrong_dims(what, &declared.dims, &input.dims, "they must be the same"));
     }
-    for (axis, dim) in input.dims.iter_mut().enumerate() {
-        if *dim < 0 && input.batch_axis != Some(axis) {
-            *dim = declared_dims[axis];
-        }
-    }
+    open_axes(&input.dims, input.batch_axis).into_iter().for_each(|axis| input.dims[axis] = declared_dims[axis]);
     Ok(())
-}
-
-fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
-    // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
-    // varies may be fixed at one end.
-    let next = &ends.output.dims;
-    let dims_agree = next.is_empty() || all_agree(&input.dims, next);
-    if input.data_type == ends.output.data_type && dims_agree {
-        return Ok(());
-    }
-    Err(BindingError::StateEnds {
-        input: ends.pair.input.clone(),
-        output: ends.pair.output.clone(),
-        input_is: describe(input.data_type, &ends.input.dims),
-        output_is: describe(ends.output.data_type, &ends.output.dims),
-    })
 }
 
 /// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's
 /// batch, or by the only dimension that is open there and fixed in the input.
-fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
-    let (input, output) = (ends.input, ends.output);
+fn has_batch_elsewhere(input: &TensorInfo, output: &TensorInfo, axis: usize) -> bool {
     let others = || (0..output.dims.len()).filter(|&other| other != axis);
     let (Some(&dim), Some(name)) = (output.dims.get(axis), input.symbols.get(axis)) else { return false };
     let is_named_elsewhere = !name.is_empty()
@@ -319,15 +260,16 @@ fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
     is_named_elsewhere || is_open_elsewhere
 }
 
-/// The output of a state. It is fetched once, even if responses carry it, too.
+/// The output of a state, which is fetched once, even if responses also carry it.
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
     let index = fetched(outputs, info);
     let output = &mut outputs[index];
+    // The output's dims may be open, so only the input shows where the batch is.
     output.batch_axis = input.batch_axis;
-    let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
     // ONNX Runtime allocates strings and states of varying size itself.
-    output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
-    // With steps, an answer has another shape without elements, which is set already.
+    let is_known = open_axes(&input.dims, input.batch_axis).is_empty() && input.data_type != DataType::Bytes;
+    output.dims = is_known.then(|| input.dims.clone());
+    // With steps, an answer has another shape without elements, which `response_output` has set.
     if output.gathered.is_none() {
         output.empty_dims = empty_dims(&input.dims, input.batch_axis);
     }
@@ -337,17 +279,13 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
 /// How rows whose growing states have different lengths share a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrowingPadding {
-    /// Where a row's padding is.
     pub side: PaddingSide,
-    /// By how many elements a run makes the states longer.
     pub added: NewLength,
     states: Vec<PaddedState>,
 }
 
-/// A state that is padded. All of a row have the same length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PaddedState {
-    /// Its number among the states beside the slot.
     beside: usize,
     axis: usize,
     element_bytes: usize,
@@ -388,7 +326,7 @@ pub(super) fn bind_growing_padding(
     signature: &Signature,
     inputs: &[BoundInput],
     states: &mut [BoundState],
-) -> Result<Option<GrowingPadding>, BindingError> {
+) -> Result<Option<GrowingPadding>> {
     let Some(side) = config.states.growing_padding else { return Ok(None) };
     let error = |why: String| bad(GROWING_PADDING, side.to_string(), why);
     let (masked, added) = mask(inputs).map_err(error)?;
@@ -399,11 +337,12 @@ pub(super) fn bind_growing_padding(
     let wanted = symbol(&states[masked.state], masked.axis).to_owned();
     let mut padded = Vec::new();
     for state in states.iter_mut() {
+        // Rows that share a run need a batch, and a slot has room for one length only.
         let (StatePlace::Beside(beside), Some(_)) = (state.place, state.batch_axis) else { continue };
-        let mut open = (0..state.dims.len()).filter(|&axis| state.dims[axis] < 0);
-        let (Some(axis), None, Some(element_bytes)) = (open.next(), open.next(), state.data_type.byte_size()) else {
+        let (&[axis], Some(element_bytes)) = (&*open_axes(&state.dims, None), state.data_type.byte_size()) else {
             continue;
         };
+        // States that grow along another name may have other lengths, of which the mask says nothing.
         if symbol(state, axis) == wanted {
             state.padded_axis = Some(axis);
             padded.push(PaddedState { beside, axis, element_bytes });
@@ -422,13 +361,13 @@ pub(super) fn bind_growing_padding(
 
 /// The state whose elements a generated mask marks, and how many follow in it.
 fn mask(inputs: &[BoundInput]) -> Result<(GrowingAxis, NewLength), String> {
-    let mut masks = inputs.iter().filter_map(|input| match &input.source {
+    let found = inputs.iter().find_map(|input| match &input.source {
         Source::Generated(Generated { value: GeneratedValue::Mask { state, new }, written, .. }) => {
             Some((input, written, *state, *new))
         }
         _ => None,
     });
-    let Some((input, written, state, added)) = masks.next() else {
+    let Some((input, written, state, added)) = found else {
         return Err("no input tells the model which elements of a state are padding: write a mask in \
                     'generated_inputs', 'MASK=mask(STATE, INPUT)'"
             .to_owned());
@@ -437,10 +376,8 @@ fn mask(inputs: &[BoundInput]) -> Result<(GrowingAxis, NewLength), String> {
         return Err(format!("the mask '{}' has no batch dimension, so it is the same for all rows", input.name));
     }
     if added == NewLength::Fixed(0) {
-        return Err(format!(
-            "'{}={written}' leaves out what a run adds to the state: write 'mask(STATE, INPUT)'",
-            input.name
-        ));
+        let entry = format!("'{}={written}'", input.name);
+        return Err(format!("{entry} leaves out what a run adds to the state: write 'mask(STATE, INPUT)'"));
     }
     Ok((state, added))
 }

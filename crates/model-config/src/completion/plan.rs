@@ -59,7 +59,7 @@ impl Plan {
             warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
-                model.file().display()
+                model.file.display()
             ));
             Nodes::default()
         });

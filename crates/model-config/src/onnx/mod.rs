@@ -3,10 +3,12 @@
 //! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the file. Not for: what a configuration
 //! makes of a model ([`crate::binding`], [`crate::completion`]).
 
+#![expect(missing_docs, reason = "most names say it")]
+
 mod nodes;
 mod signature;
 mod source;
 
-pub use nodes::{BatchScale, Nodes, Recurrence, unrepeatable};
+pub use nodes::{Nodes, Recurrence, unrepeatable};
 pub use signature::{Signature, TensorInfo, agree, all_agree};
-pub use source::{ModelSource, without_weights};
+pub use source::ModelSource;

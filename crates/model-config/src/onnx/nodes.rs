@@ -11,13 +11,12 @@
 //! do of themselves: the replay of a NonZero copied the count to where the stack had been, and wrote to an illegal address.
 
 use std::collections::HashSet;
-use std::{fmt, io};
+use std::io;
 
-use prost::Message;
 use stateful_convert::SCALES_AT_RUN_TIME;
-use stateful_convert::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto, type_proto};
+use stateful_convert::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 
-use super::source::{ModelSource, without_weights};
+use super::source::ModelSource;
 
 /// Operators that pass a state from element to element of their input.
 const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
@@ -29,18 +28,10 @@ const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
 const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
 
-/// Operators whose CUDA kernel copies to the host how long their output is.
-const COUNTS_ON_HOST: [&str; 3] = ["Compress", "NonMaxSuppression", "NonZero"];
-
-/// Operators whose CUDA kernel copies to the device from memory that it frees.
-const COPIES_FROM_FREED: [&str; 1] = ["GatherND"];
-
-/// What the nodes of a model say of its runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
-    /// The nodes that quantize with one scale for the whole batch.
-    pub batch_scale: Option<BatchScale>,
-    /// The first node with a recurrence inside.
+    /// The first node that quantizes with one scale for the whole batch, and how many others do, in words.
+    pub batch_scale: Option<String>,
     pub recurrence: Option<Recurrence>,
     /// The first node that must not run over no steps, in words.
     pub needs_steps: Option<String>,
@@ -50,7 +41,6 @@ pub struct Nodes {
     pub scalar_outputs: Vec<String>,
 }
 
-/// A node with a recurrence inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recurrence {
     /// In words.
@@ -59,68 +49,45 @@ pub struct Recurrence {
     pub ends: Vec<(String, String)>,
 }
 
-/// The nodes of a model that quantize with one scale for the whole batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchScale {
-    /// Name of the first of them; its output if it has none.
-    pub node: String,
-    /// Its operator.
-    pub operator: String,
-    /// How many such nodes there are.
-    pub nodes: usize,
-}
-
-impl fmt::Display for BatchScale {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node '{}' ({})", self.node, self.operator)?;
-        if self.nodes > 1 { write!(f, ", one of {} such nodes,", self.nodes) } else { Ok(()) }
-    }
-}
-
 impl Nodes {
-    /// Reads the nodes of a model.
     pub fn of(source: &ModelSource) -> io::Result<Self> {
-        Ok(Self::new(&model_of(source)?))
-    }
-
-    fn new(model: &ModelProto) -> Self {
-        Self {
-            batch_scale: batch_scale(model),
-            recurrence: first(model, &RECURRENT).map(|node| Recurrence { node, ends: recurrent_ends(model) }),
-            needs_steps: first(model, &NEED_STEPS),
-            constant_outputs: constant_outputs(model),
-            scalar_outputs: scalar_outputs(model),
-        }
+        let model = source.without_weights()?;
+        let outputs = model.graph.iter().flat_map(|graph| &graph.output);
+        let scalars = outputs.filter(|output| output.dims().is_some_and(|dims| dims.is_empty()));
+        Ok(Self {
+            batch_scale: batch_scale(&model),
+            recurrence: first(&model, &RECURRENT).map(|node| Recurrence { node, ends: recurrent_ends(&model) }),
+            needs_steps: first(&model, &NEED_STEPS),
+            constant_outputs: constant_outputs(&model),
+            scalar_outputs: scalars.map(|output| output.name().to_owned()).collect(),
+        })
     }
 }
 
 /// Why a graph can't stand for the runs of a model, in words: its first such node.
 pub fn unrepeatable(source: &ModelSource) -> Option<String> {
-    match model_of(source) {
-        Ok(model) => first_lost(&model),
-        Err(error) => Some(format!("the nodes of {} cannot be read: {error}", source.file().display())),
+    match source.without_weights() {
+        // ONNX Runtime refuses graphs with subgraphs itself, so only the outer nodes count.
+        Ok(model) => nodes(&model).find_map(what_is_lost),
+        Err(error) => Some(format!("the nodes of {} cannot be read: {error}", source.file.display())),
     }
 }
 
-/// A model, without the large weights of its file.
-fn model_of(source: &ModelSource) -> io::Result<ModelProto> {
-    if source.bytes().is_none() {
-        return without_weights(source.file());
-    }
-    // Weights stay where they are: the decoder takes slices of these bytes.
-    ModelProto::decode(source.read()?).map_err(io::Error::other)
-}
-
-fn batch_scale(model: &ModelProto) -> Option<BatchScale> {
+fn batch_scale(model: &ModelProto) -> Option<String> {
     let mut found = Vec::new();
     if let Some(graph) = &model.graph {
         search_graph(graph, &HashSet::new(), &mut found);
     }
     for function in &model.functions {
+        // What a function takes differs from call to call, so none of it counts as constant.
         search(&function.node, HashSet::new(), &mut found);
     }
-    let first = found.first()?;
-    Some(BatchScale { node: first.label().to_owned(), operator: first.op_type().to_owned(), nodes: found.len() })
+    let first = described(found.first()?);
+    Some(if found.len() > 1 { format!("{first}, one of {} such nodes,", found.len()) } else { first })
+}
+
+fn described(node: &NodeProto) -> String {
+    format!("node '{}' ({})", node.label(), node.op_type())
 }
 
 /// The nodes of a model's graph and of its functions, without those of graphs within them.
@@ -131,11 +98,9 @@ fn nodes(model: &ModelProto) -> impl Iterator<Item = &NodeProto> {
 
 /// The first node with one of these operators, also in graphs within graphs and in functions.
 fn first(model: &ModelProto, operators: &[&str]) -> Option<String> {
-    let node = nodes(model).find_map(|node| first_in(node, operators))?;
-    Some(format!("node '{}' ({})", node.label(), node.op_type()))
+    nodes(model).find_map(|node| first_in(node, operators)).map(described)
 }
 
-/// The node itself if it has one of these operators, or the first such node of its graphs.
 fn first_in<'a>(node: &'a NodeProto, operators: &[&str]) -> Option<&'a NodeProto> {
     if operators.contains(&node.op_type()) {
         return Some(node);
@@ -161,37 +126,30 @@ fn constant_outputs(model: &ModelProto) -> Vec<String> {
     // A run may replace an initializer that is an input, too.
     let is_input = |name: &str| graph.input.iter().any(|input| input.name() == name);
     let initializers = graph.initializer.iter().map(|tensor| tensor.name());
-    let mut constants: HashSet<&str> = initializers.filter(|name| !is_input(name)).collect();
-    for node in graph.node.iter() {
-        if always_gives_the_same(node, &constants) {
-            constants.extend(node.output.iter().map(String::as_str));
-        }
-    }
+    let constants = with_constant_nodes(&graph.node, initializers.filter(|name| !is_input(name)).collect());
     let outputs = graph.output.iter().map(ValueInfoProto::name);
     outputs.filter(|name| constants.contains(name)).map(str::to_owned).collect()
 }
 
-fn scalar_outputs(model: &ModelProto) -> Vec<String> {
-    let outputs = model.graph.iter().flat_map(|graph| &graph.output);
-    outputs.filter(|output| is_scalar(output)).map(|output| output.name().to_owned()).collect()
+/// Adds what the nodes give in every run to what is constant. A graph lists its nodes in the order in which they run.
+fn with_constant_nodes<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>) -> HashSet<&'a str> {
+    for node in nodes {
+        if always_gives_the_same(node, &constants) {
+            constants.extend(node.output.iter().map(String::as_str));
+        }
+    }
+    constants
 }
 
-fn is_scalar(output: &ValueInfoProto) -> bool {
-    let Some(type_proto::Value::TensorType(tensor)) = output.r#type.as_ref().and_then(|of| of.value.as_ref()) else {
-        return false;
-    };
-    tensor.shape.as_ref().is_some_and(|shape| shape.dim.is_empty())
-}
-
-/// Whether a node gives the same in every run. A subgraph may take what is not listed among the node's inputs.
 fn always_gives_the_same(node: &NodeProto, constants: &HashSet<&str>) -> bool {
     node.input.iter().all(|name| is_constant(name, constants))
+        // A subgraph may take what is not listed among the node's inputs.
         && node.graphs().next().is_none()
         && !RANDOM.contains(&node.op_type())
 }
 
-/// Whether an input of a node is the same in every run. One that is left out has no name.
 fn is_constant(name: &str, constants: &HashSet<&str>) -> bool {
+    // An optional input that is left out has no name.
     name.is_empty() || constants.contains(name)
 }
 
@@ -201,38 +159,31 @@ fn search_graph<'a>(graph: &'a GraphProto, outside: &HashSet<&'a str>, found: &m
     search(&graph.node, outside.iter().copied().chain(own).collect(), found);
 }
 
-/// Adds the nodes whose input is not constant. A graph lists its nodes in the order in which they run.
-fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
+/// Adds the nodes whose input is not constant.
+fn search<'a>(nodes: &'a [NodeProto], outside: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
+    let constants = with_constant_nodes(nodes, outside);
     for node in nodes {
         let quantizes_constant = node.input.first().is_some_and(|name| is_constant(name, &constants));
         if SCALES_AT_RUN_TIME.contains(&node.op_type()) && !quantizes_constant {
             found.push(node);
         }
-        if always_gives_the_same(node, &constants) {
-            constants.extend(node.output.iter().map(String::as_str));
-        }
         node.graphs().for_each(|graph| search_graph(graph, &constants, found));
     }
 }
 
-/// The first node that a graph would not repeat.
-fn first_lost(model: &ModelProto) -> Option<String> {
-    nodes(model).find_map(what_is_lost)
-}
-
 fn what_is_lost(node: &NodeProto) -> Option<String> {
     let operator = node.op_type();
-    let what = if COUNTS_ON_HOST.contains(&operator) {
-        "counts on the host what it finds"
-    } else if COPIES_FROM_FREED.contains(&operator) {
-        "copies from memory that ONNX Runtime frees after the first run"
-    } else if RANDOM.contains(&operator) && operator != "Dropout" {
-        // Without training, Dropout draws nothing.
-        "would draw the same numbers each time"
-    } else {
-        return None;
+    let what = match operator {
+        // Their CUDA kernels copy to the host how long the output is.
+        "Compress" | "NonMaxSuppression" | "NonZero" => "counts on the host what it finds",
+        // Its CUDA kernel copies to the device from memory that it frees.
+        "GatherND" => "copies from memory that ONNX Runtime frees after the first run",
+        // Without training, it draws nothing.
+        "Dropout" => return None,
+        _ if RANDOM.contains(&operator) => "would draw the same numbers each time",
+        _ => return None,
     };
-    Some(format!("node '{}' ({operator}) {what}", node.label()))
+    Some(format!("{} {what}", described(node)))
 }
 
 #[cfg(test)]
@@ -240,8 +191,9 @@ mod tests {
     use std::fs::File;
     use std::io::{Seek, SeekFrom, Write};
 
+    use prost::Message;
     use stateful_convert::onnx::Dim;
-    use stateful_convert::onnx::schema::{AttributeProto, FunctionProto, TensorProto};
+    use stateful_convert::onnx::schema::{AttributeProto, FunctionProto, TensorProto, type_proto};
 
     use super::*;
 
@@ -266,9 +218,8 @@ mod tests {
         ModelProto { graph: Some(graph), ..ModelProto::default() }
     }
 
-    /// The outputs of the first node that is found, and how many there are.
-    fn found(model: &ModelProto) -> Option<(String, usize)> {
-        batch_scale(model).map(|scale| (scale.node, scale.nodes))
+    fn source(model: &ModelProto) -> ModelSource {
+        ModelSource::made("made", "file".into(), model.encode_to_vec())
     }
 
     #[test]
@@ -276,17 +227,14 @@ mod tests {
         for operator in SCALES_AT_RUN_TIME {
             let model =
                 of(graph("w", vec![node("Relu", "x", "a"), node(operator, "a w", "b"), node(operator, "b", "c")]));
-            let scale = batch_scale(&model).unwrap();
-            assert_eq!(scale.to_string(), format!("node 'b node' ({operator}), one of 2 such nodes,"));
+            let expected = format!("node 'b node' ({operator}), one of 2 such nodes,");
+            assert_eq!(batch_scale(&model), Some(expected));
         }
         let mut nameless = node("DynamicQuantizeLinear", "x", "y scale zero");
         nameless.name = None;
-        assert_eq!(
-            batch_scale(&of(graph("", vec![nameless]))).unwrap().to_string(),
-            "node 'y' (DynamicQuantizeLinear)"
-        );
-        assert_eq!(found(&of(graph("w", vec![node("QuantizeLinear", "x w", "y")]))), None);
-        assert_eq!(found(&ModelProto::default()), None);
+        assert_eq!(batch_scale(&of(graph("", vec![nameless]))).unwrap(), "node 'y' (DynamicQuantizeLinear)");
+        assert_eq!(batch_scale(&of(graph("w", vec![node("QuantizeLinear", "x w", "y")]))), None);
+        assert_eq!(batch_scale(&ModelProto::default()), None);
     }
 
     #[test]
@@ -338,7 +286,7 @@ mod tests {
         }
         let outputs = vec![of_rank("scalar", 0), unknown, of_rank("one", 1)];
         let model = of(GraphProto { output: outputs, ..graph("", Vec::new()) });
-        assert_eq!(scalar_outputs(&model), ["scalar"]);
+        assert_eq!(Nodes::of(&source(&model)).unwrap().scalar_outputs, ["scalar"]);
     }
 
     #[test]
@@ -351,11 +299,10 @@ mod tests {
                 node("DynamicQuantizeLinear", "w", "r"),
             ]
         };
-        assert_eq!(found(&of(graph("w", constants()))), None);
+        assert_eq!(batch_scale(&of(graph("w", constants()))), None);
         let mut nodes = constants();
         nodes.push(node("DynamicQuantizeMatMul", "x q", "y"));
-        let model = of(graph("w", nodes));
-        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+        assert_eq!(batch_scale(&of(graph("w", nodes))).unwrap(), "node 'y node' (DynamicQuantizeMatMul)");
     }
 
     #[test]
@@ -363,15 +310,16 @@ mod tests {
         let inner =
             || graph("v", vec![node("DynamicQuantizeLinear", "x", "y"), node("DynamicQuantizeLinear", "v", "z")]);
         let model = of(graph("", vec![around("If", "c", "o", graph("", vec![around("Loop", "n", "p", inner())]))]));
-        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+        let y = Some("node 'y node' (DynamicQuantizeLinear)".to_owned());
+        assert_eq!(batch_scale(&model), y);
         // A constant of the graph outside stays one inside, and what a graph makes may hang on anything.
         let takes = |name: &str| graph("", vec![node("DynamicQuantizeLinear", name, "y")]);
-        assert_eq!(found(&of(graph("w", vec![around("If", "w", "o", takes("w"))]))), None);
+        assert_eq!(batch_scale(&of(graph("w", vec![around("If", "w", "o", takes("w"))]))), None);
         let behind = vec![around("If", "w", "o", graph("", Vec::new())), node("DynamicQuantizeLinear", "o", "y")];
-        assert_eq!(found(&of(graph("w", behind))), Some(("y node".to_owned(), 1)));
+        assert_eq!(batch_scale(&of(graph("w", behind))), y);
         let function = FunctionProto { node: vec![node("DynamicQuantizeLSTM", "x", "y")], ..FunctionProto::default() };
         let model = ModelProto { functions: vec![function], ..of(graph("", Vec::new())) };
-        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+        assert_eq!(batch_scale(&model).unwrap(), "node 'y node' (DynamicQuantizeLSTM)");
     }
 
     /// A file that is removed at the end.
@@ -416,7 +364,7 @@ mod tests {
             file.write_all(nodes).unwrap();
         }
         let scale = Nodes::of(&path.0.clone().into()).unwrap().batch_scale.unwrap();
-        assert_eq!((scale.node.as_str(), scale.nodes), ("y0 node", sizes.len()));
+        assert_eq!(scale, "node 'y0 node' (DynamicQuantizeLinear), one of 6 such nodes,");
     }
 
     #[test]
@@ -434,7 +382,7 @@ mod tests {
 
     /// The first node that a CUDA graph would not repeat, in words.
     fn lost(nodes: Vec<NodeProto>) -> Option<String> {
-        first_lost(&of(graph("", nodes)))
+        unrepeatable(&source(&of(graph("", nodes))))
     }
 
     #[test]
@@ -449,6 +397,7 @@ mod tests {
         }
         assert_eq!(lost(vec![node("Dropout", "x", "y"), node("ScatterND", "x n w", "z")]), None);
         let function = FunctionProto { node: vec![node("NonZero", "a", "b")], ..FunctionProto::default() };
-        assert!(first_lost(&ModelProto { functions: vec![function], ..ModelProto::default() }).is_some());
+        let of_function = ModelProto { functions: vec![function], ..ModelProto::default() };
+        assert!(unrepeatable(&source(&of_function)).is_some());
     }
 }

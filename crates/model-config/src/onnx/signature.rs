@@ -6,24 +6,19 @@ use stateful_convert::{is_batch_name, is_made_up};
 /// Inputs and outputs of a model, in the model's order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What it takes.
     pub inputs: Vec<TensorInfo>,
-    /// What it takes if it is given, and has a value of its own for: its overridable initializers.
+    /// Its overridable initializers: inputs that a run may leave out, because the model has a value for them.
     pub defaults: Vec<TensorInfo>,
-    /// What it gives.
     pub outputs: Vec<TensorInfo>,
 }
 
-/// One input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name in the model.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
     /// Dimensions; -1 is open. Empty for a scalar, and where the model says nothing about the rank.
     pub dims: Vec<i64>,
-    /// Names of the open dimensions, empty where there is none; as many as `dims`.
+    /// As many as `dims`: the names of the open dimensions, and empty texts.
     pub symbols: Vec<String>,
 }
 
@@ -58,17 +53,15 @@ impl Signature {
         self.inputs.iter().find(|info| info.name == name)
     }
 
-    /// The output of this name.
     pub fn output(&self, name: &str) -> Option<&TensorInfo> {
         self.outputs.iter().find(|info| info.name == name)
     }
 
-    /// Names of what the model takes, also of what it has a value of its own for.
+    /// Also of those with a default.
     pub fn input_names(&self) -> Vec<&str> {
         self.inputs.iter().chain(&self.defaults).map(|info| info.name.as_str()).collect()
     }
 
-    /// Names of what the model gives.
     pub fn output_names(&self) -> Vec<&str> {
         self.outputs.iter().map(|info| info.name.as_str()).collect()
     }
@@ -95,7 +88,6 @@ pub const fn agree(a: i64, b: i64) -> bool {
     a == b || a < 0 || b < 0
 }
 
-/// Whether the dims of two tensors can be the same.
 pub fn all_agree(a: &[i64], b: &[i64]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -17,57 +17,40 @@ use stateful_convert::onnx::schema::ModelProto;
 /// A model's file, or what was made of it or of several.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    file: PathBuf,
-    made: Option<Made>,
-}
-
-#[derive(Clone, Debug)]
-struct Made {
-    what: &'static str,
-    /// Kept as long as the model, because each instance on a GPU opens a session. Clones share them.
-    bytes: Bytes,
+    /// The file, also of a converted model. Of a joined one, the folder of its graphs.
+    pub file: PathBuf,
+    /// What was done, and the model that is read in place of the file.
+    made: Option<(&'static str, Bytes)>,
 }
 
 impl ModelSource {
-    /// The model that was made of a file.
-    pub fn converted(file: PathBuf, bytes: Vec<u8>) -> Self {
-        Self { file, made: Some(Made { what: "converted", bytes: bytes.into() }) }
-    }
-
-    /// The model of initial states that was made of a file.
-    pub fn initial_states(file: PathBuf, bytes: Vec<u8>) -> Self {
-        Self { file, made: Some(Made { what: "its initial states", bytes: bytes.into() }) }
-    }
-
-    /// The model that was made of the graphs in a folder.
-    pub fn joined(folder: PathBuf, bytes: Vec<u8>) -> Self {
-        Self { file: folder, made: Some(Made { what: "joined", bytes: bytes.into() }) }
-    }
-
-    /// The file, also of a converted model. Of a joined one, the folder of its graphs.
-    pub fn file(&self) -> &Path {
-        &self.file
+    pub fn made(what: &'static str, file: PathBuf, model: Vec<u8>) -> Self {
+        // Kept as long as the model, because each instance on a GPU opens a session. Clones share the bytes.
+        Self { file, made: Some((what, model.into())) }
     }
 
     /// Reads the whole model, weights too.
     pub fn read(&self) -> io::Result<Bytes> {
-        match &self.made {
-            Some(made) => Ok(made.bytes.clone()),
-            None => Ok(std::fs::read(&self.file)?.into()),
-        }
+        self.bytes().map_or_else(|| Ok(std::fs::read(&self.file)?.into()), |bytes| Ok(bytes.clone()))
     }
 
     /// Bytes of the model, without weights in files of their own.
     pub fn byte_len(&self) -> u64 {
-        match &self.made {
-            Some(made) => made.bytes.len() as u64,
-            None => std::fs::metadata(&self.file).map_or(0, |file| file.len()),
-        }
+        let of_file = || std::fs::metadata(&self.file).map_or(0, |file| file.len());
+        self.bytes().map_or_else(of_file, |bytes| bytes.len() as u64)
     }
 
     /// What is read in place of the file.
-    pub fn bytes(&self) -> Option<&[u8]> {
-        self.made.as_ref().map(|made| &*made.bytes)
+    pub fn bytes(&self) -> Option<&Bytes> {
+        self.made.as_ref().map(|(_, bytes)| bytes)
+    }
+
+    /// Reads the model. Large weights of a file come out empty; of a model in memory, they are slices of its bytes.
+    pub fn without_weights(&self) -> io::Result<ModelProto> {
+        match self.bytes() {
+            Some(bytes) => ModelProto::decode(bytes.clone()).map_err(io::Error::other),
+            None => without_weights(&self.file),
+        }
     }
 }
 
@@ -80,24 +63,23 @@ impl From<PathBuf> for ModelSource {
 impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
-        self.made.as_ref().map_or(Ok(()), |made| write!(f, " ({})", made.what))
+        self.made.as_ref().map_or(Ok(()), |(what, _)| write!(f, " ({what})"))
     }
 }
 
-/// Reads a model. Large weights come out empty.
-pub fn without_weights(path: &Path) -> io::Result<ModelProto> {
+fn without_weights(path: &Path) -> io::Result<ModelProto> {
     let mut file = FileBytes::open(path)?;
+    // The decoder keeps what it reads, so the weights are taken out first.
     let mut copied = Vec::new();
-    let is_copied = copy(&mut file, Part::Model, 0, MOST_DEPTH, &mut copied).is_some();
-    file.error.take().map_or(Ok(()), Err)?;
-    if is_copied {
-        return ModelProto::decode(Bytes::from(copied)).map_err(io::Error::other);
-    }
-    // The decoder knows what is wrong with the file.
-    let mut file = FileBytes::open(path)?;
-    let decoded = ModelProto::decode(&mut file);
-    file.error.take().map_or(Ok(()), Err)?;
-    decoded.map_err(io::Error::other)
+    let decoded = match copy(&mut file, Part::Model, 0, MOST_DEPTH, &mut copied) {
+        None if file.error.is_none() => {
+            // The decoder knows what is wrong with the file.
+            file = FileBytes::open(path)?;
+            ModelProto::decode(&mut file)
+        }
+        _ => ModelProto::decode(Bytes::from(copied)),
+    };
+    file.error.map_or(decoded.map_err(io::Error::other), Err)
 }
 
 /// Graphs in graphs, as deep as the decoder goes.
@@ -117,7 +99,7 @@ enum Part {
 }
 
 impl Part {
-    /// The part in a field, by its number in ONNX's schema.
+    /// `field`: its number in ONNX's schema.
     const fn inside(self, field: u32) -> Option<Self> {
         match (self, field) {
             (Self::Model, 7) | (Self::Attribute, 6 | 11) | (Self::Training, 1 | 2) => Some(Self::Graph),
@@ -131,11 +113,11 @@ impl Part {
         }
     }
 
-    /// Whether a field of so many bytes is a large weight. Elements may be bytes (`raw_data`), or numbers of a type. An
-    /// integer has up to 10 bytes there, and 8 as bytes.
     const fn is_large_weight(self, field: u32, bytes: u64) -> bool {
         match (self, field) {
+            // `raw_data`: the elements as bytes.
             (Self::Tensor, 9) => bytes > SMALL_WEIGHT_BYTES,
+            // Numbers of a type. An integer has up to 10 bytes here, and 8 as bytes.
             (Self::Tensor, 4 | 5 | 7 | 10 | 11) => bytes > SMALL_WEIGHT_BYTES / 8 * 10,
             _ => false,
         }
@@ -183,56 +165,43 @@ fn copy(from: &mut FileBytes, part: Part, end: usize, depth: usize, to: &mut Vec
 /// A file that protobuf's decoder reads from. Bytes that it skips are not read from the disk. After an error, the rest of
 /// the file is zeros.
 struct FileBytes {
-    file: File,
-    chunk: Vec<u8>,
-    /// Bytes of the chunk that have been taken.
-    taken: usize,
-    /// Bytes of the file behind the chunk.
-    behind: usize,
+    file: BufReader<File>,
+    left: usize,
     error: Option<io::Error>,
 }
 
 impl FileBytes {
-    const CHUNK_BYTES: usize = 16 * 1024;
-
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        let behind = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        let mut bytes = Self { file, chunk: Vec::new(), taken: 0, behind, error: None };
-        bytes.read_chunk(0);
+        let left = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let mut bytes = Self { file: BufReader::with_capacity(16 * 1024, file), left, error: None };
+        bytes.advance(0);
         Ok(bytes)
-    }
-
-    fn read_chunk(&mut self, skipped: usize) {
-        self.behind -= skipped;
-        self.taken = 0;
-        self.chunk.resize(self.behind.min(Self::CHUNK_BYTES), 0);
-        self.behind -= self.chunk.len();
-        let sought = if skipped > 0 { self.file.seek_relative(skipped as i64) } else { Ok(()) };
-        if let Err(error) = sought.and_then(|()| self.file.read_exact(&mut self.chunk)) {
-            // `Buf` can't return an error, so whoever has the file asks for it at the end.
-            self.chunk.fill(0);
-            self.error.get_or_insert(error);
-        }
     }
 }
 
 impl Buf for FileBytes {
     fn remaining(&self) -> usize {
-        self.chunk.len() - self.taken + self.behind
+        self.left
     }
 
     fn chunk(&self) -> &[u8] {
-        &self.chunk[self.taken..]
+        let chunk = if self.error.is_some() { &[0; 1024] } else { self.file.buffer() };
+        &chunk[..chunk.len().min(self.left)]
     }
 
     fn advance(&mut self, count: usize) {
-        let left = self.chunk.len() - self.taken;
-        if count < left {
-            self.taken += count;
-        } else {
-            self.read_chunk(count - left);
+        self.left -= count;
+        if self.left == 0 || self.error.is_some() {
+            return;
         }
+        let sought = self.file.seek_relative(count as i64);
+        // `Buf` can't return an error, so whoever has the file asks for it at the end.
+        self.error = match sought.and_then(|()| self.file.fill_buf()) {
+            Ok([]) => Some(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => None,
+            Err(error) => Some(error),
+        };
     }
 }
 
