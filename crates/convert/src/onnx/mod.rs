@@ -5,9 +5,11 @@
 
 #![expect(missing_docs, reason = "most names say it")]
 
+/// Made of `proto/onnx.proto` by `build.rs`.
 #[allow(missing_docs, clippy::all, rustdoc::all)]
-#[rustfmt::skip]
-pub mod schema;
+pub mod schema {
+    include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
+}
 pub(crate) mod operators;
 
 use std::fmt;
