@@ -16,45 +16,9 @@ const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
 const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
 
 /// What clients send and get. Such tensors can be named like the two ends of a state and are none.
-const NEVER_STATES: [&str; 37] = [
-    "",
-    "audio",
-    "data",
-    "decoder",
-    "encoder",
-    "enhanced",
-    "feat",
-    "feats",
-    "feature",
-    "features",
-    "frame",
-    "frames",
-    "ids",
-    "image",
-    "len",
-    "length",
-    "lengths",
-    "lens",
-    "logits",
-    "mask",
-    "mix",
-    "model",
-    "noisy",
-    "pcm",
-    "sample",
-    "samples",
-    "signal",
-    "spec",
-    "spectrogram",
-    "spectrum",
-    "speech",
-    "text",
-    "token",
-    "tokens",
-    "wav",
-    "wave",
-    "waveform",
-];
+const NEVER_STATES: &str = "audio data decoder encoder enhanced feat feats feature features frame frames ids image len length \
+    lengths lens logits mask mix model noisy pcm sample samples signal spec spectrogram spectrum speech \
+    text token tokens wav wave waveform";
 /// Words that say only whether a tensor is an input or an output. Tensors that clients send and get have them, too.
 const SIDES: [&str; 5] = ["in", "inp", "input", "out", "output"];
 /// Parts of names that only states have, as in `lstm_in`.
@@ -66,9 +30,9 @@ pub const OF_ONE_NAME: u8 = 1;
 /// The strength of a reading by both names.
 const OF_BOTH_NAMES: u8 = 2;
 
-/// Whether a name has only words of [`NEVER_STATES`] and [`SIDES`], as `encoder.length` has.
+/// Whether a name has only words of `NEVER_STATES` and `SIDES`, as `encoder.length` has.
 pub fn is_never_state(name: &str) -> bool {
-    without_sides(name).split('_').all(|word| NEVER_STATES.contains(&word))
+    without_sides(name).split('_').all(|word| !is_states(word))
 }
 
 /// How strongly the names of an input and an output say that they are a state; `None` if they don't.
@@ -94,7 +58,7 @@ pub fn strength_of_names(input: &str, output: &str) -> Option<u8> {
     by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
 }
 
-/// What two names share, if they differ only in words of [`SIDES`].
+/// What two names share, if they differ only in words of `SIDES`.
 pub fn side_stem(input: &str, output: &str) -> Option<String> {
     let (of_input, of_output) = (without_sides(input), without_sides(output));
     (of_input == of_output).then_some(of_input)
@@ -145,7 +109,8 @@ fn without_sides(name: &str) -> String {
 }
 
 fn is_states(stem: &str) -> bool {
-    !NEVER_STATES.contains(&stem)
+    // A name may have nothing but words that say its side, and nothing is left of it then.
+    !stem.is_empty() && NEVER_STATES.split(' ').all(|word| word != stem)
 }
 
 /// The name without one of `words`, or without its first word if that is among `first_words`; one text for each word.

@@ -43,42 +43,32 @@ enum Change {
 }
 
 /// In the order of the versions.
-const CHANGES: &[(i64, &[&str], Change)] = &[
-    (9, &["BatchNormalization"], Change::Spatial),
-    (9, &["Scan", "Upsample"], Change::Gone),
-    (10, &["Slice"], Change::Inputs(&["starts", "ends", "axes"])),
-    (10, &["TopK"], Change::Inputs(&["k"])),
-    (10, &["Upsample"], Change::Gone),
-    (11, &["Clip"], Change::Numbers(&["min", "max"])),
-    (11, &["Pad"], Change::Numbers(&["pads", "value"])),
-    (11, &["Resize"], Change::Gone),
-    (11, &["Scatter"], Change::Renamed("ScatterElements")),
-    (12, &["Dropout"], Change::Ratio),
-    (13, &["Softmax", "LogSoftmax", "Hardmax"], Change::Softmax),
-    (13, &["Squeeze", "Unsqueeze", "ReduceSum"], Change::Inputs(&["axes"])),
-    (13, &["Split"], Change::Inputs(&["split"])),
-    (14, &["BatchNormalization"], Change::OneOutput),
-    (16, &["RoiAlign"], Change::Default("coordinate_transformation_mode", "output_half_pixel")),
+const CHANGES: &[(i64, &str, Change)] = &[
+    (9, "BatchNormalization", Change::Spatial),
+    (9, "Scan Upsample", Change::Gone),
+    (10, "Slice", Change::Inputs(&["starts", "ends", "axes"])),
+    (10, "TopK", Change::Inputs(&["k"])),
+    (10, "Upsample", Change::Gone),
+    (11, "Clip", Change::Numbers(&["min", "max"])),
+    (11, "Pad", Change::Numbers(&["pads", "value"])),
+    (11, "Resize", Change::Gone),
+    (11, "Scatter", Change::Renamed("ScatterElements")),
+    (12, "Dropout", Change::Ratio),
+    (13, "Softmax LogSoftmax Hardmax", Change::Softmax),
+    (13, "Squeeze Unsqueeze ReduceSum", Change::Inputs(&["axes"])),
+    (13, "Split", Change::Inputs(&["split"])),
+    (14, "BatchNormalization", Change::OneOutput),
+    (16, "RoiAlign", Change::Default("coordinate_transformation_mode", "output_half_pixel")),
     (
         18,
-        &[
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceMax",
-            "ReduceMean",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSumSquare",
-        ],
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare",
         Change::Inputs(&["axes"]),
     ),
-    (18, &["Split"], Change::NumOutputs),
-    (20, &["DFT"], Change::DftAxis),
-    (20, &["GridSample"], Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
-    (21, &["GroupNormalization"], Change::Gone),
-    (24, &["Attention"], Change::OneOutput),
+    (18, "Split", Change::NumOutputs),
+    (20, "DFT", Change::DftAxis),
+    (20, "GridSample", Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
+    (21, "GroupNormalization", Change::Gone),
+    (24, "Attention", Change::OneOutput),
 ];
 
 /// What keeps a graph at its version, and the node that does.
@@ -145,8 +135,8 @@ fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) 
 }
 
 /// Whether a change is that of a node. Operators of other domains have versions of their own.
-fn is_of(node: &NodeProto, operators: &[&str]) -> bool {
-    matches!(node.domain(), "" | "ai.onnx") && operators.contains(&node.op_type())
+fn is_of(node: &NodeProto, operators: &str) -> bool {
+    matches!(node.domain(), "" | "ai.onnx") && operators.split(' ').any(|name| name == node.op_type())
 }
 
 struct Raised<'a> {
