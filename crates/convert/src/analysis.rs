@@ -12,7 +12,7 @@ use crate::time::{
     common_divisor, refuse,
 };
 
-/// Shapes are computed for this number of steps. It has many divisors, so that most strides divide it.
+// Shapes are computed for this number of steps. It has many divisors, so that most strides divide it.
 const SHORT: i64 = 48;
 /// Strides whose product is larger are not tried. Encoders of audio have 320 or 1920.
 const MOST_STRIDE: i64 = 1 << 16;
@@ -20,7 +20,6 @@ const MOST_STRIDE: i64 = 1 << 16;
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
 
-/// Shapes of the whole graph for some sizes of its inputs.
 pub struct Probes {
     /// The number of steps of the short ones.
     steps: i64,
@@ -30,7 +29,6 @@ pub struct Probes {
     pub wide: Shapes,
 }
 
-/// A model whose steps can be followed to its outputs.
 pub struct Analysis {
     pub time: Vec<InputAxis>,
     /// The symbol that stands for the number of steps in the converted model.
@@ -39,18 +37,15 @@ pub struct Analysis {
     pub batch: Option<String>,
     pub found: Found,
     pub probes: Probes,
-    /// Recurrences on other inputs.
     pub uncut: Option<Uncut>,
 }
 
-/// Recurrences that get no state, each with the axis that it runs along, and what stands in the way.
 #[derive(Debug)]
 pub struct Uncut {
     pub nodes: Vec<String>,
     pub refusals: Refusals,
 }
 
-/// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
     /// `without_state`: the recurrences that get no state because of it.
@@ -127,7 +122,6 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     Err(Obstacle::Nothing { stopped, may_be_one_step })
 }
 
-/// Refuses axes that can't have the steps.
 fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Obstacle> {
     for axis @ InputAxis { input: name, axis: number } in given {
         let input = inputs.iter().find(|input| input.name() == name);
@@ -166,7 +160,6 @@ fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<
     cut.chain(windows).chain(in_the_way).map(label).collect()
 }
 
-/// The nodes whose frames a state would keep.
 fn cut_windows(found: &Found) -> impl Iterator<Item = usize> {
     found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. })).map(Cut::node)
 }
@@ -339,7 +332,6 @@ fn attempt_with(
     (Analysis { time, symbol, batch, found, probes, uncut: None }, result)
 }
 
-/// The only symbol that the inputs have, if there is one.
 fn only_symbol(graph: &GraphProto) -> Option<String> {
     let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
     let mut symbols: Vec<String> =
@@ -350,7 +342,6 @@ fn only_symbol(graph: &GraphProto) -> Option<String> {
 }
 
 impl Analysis {
-    /// For a model that keeps its own states and gets no others.
     pub fn without_time(graph: &GraphProto, opset: i64) -> Self {
         attempt(graph, opset, Vec::new(), &[]).0
     }
@@ -385,7 +376,6 @@ impl Analysis {
         own.or_else(|| self.dims(output.name()))
     }
 
-    /// Whether a tensor is the number of steps.
     pub fn is_length(&self, name: &str) -> bool {
         let Probes { steps, short, long, far, .. } = &self.probes;
         let is = |shapes: &Shapes, times: i64| shapes.get(name).is_full_of((steps * times) as f64);

@@ -12,7 +12,7 @@ use crate::files::{Content, Targets, write_files};
 use crate::problem::Problem;
 use crate::texts::tensors;
 
-/// Serves the model as it is; a host with a GPU would place it there otherwise.
+// Serves the model as it is; a host with a GPU would place it there otherwise.
 const CONFIGURATION: &str = "backend: \"stateful\"\ninstance_group [ { kind: KIND_CPU } ]\n";
 
 /// Writes a built-in graph: filter banks of speech, or a Fourier transform
@@ -36,7 +36,6 @@ pub struct GraphArguments {
     no_config: bool,
 }
 
-/// Writes the graph and says what it has.
 pub fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
     let options: Vec<&str> = arguments.options.iter().map(String::as_str).collect();
     let model = builtin(&arguments.graph, &options)?;

@@ -22,22 +22,18 @@ use crate::report::{
 };
 use crate::time::{Hint, Place, refuse};
 
-/// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The axes of the inputs that have the steps. Without them, the axes that lead to a recurrence are taken.
     pub time: Vec<InputAxis>,
     /// States that the model has already.
     pub states: Vec<StatePair>,
-    /// Give no states to recurrences inside the model.
     pub keep_recurrences: bool,
-    /// Open the batch dimension, which the model fixes to 1.
     pub open_batch: bool,
     /// The axes of the inputs that are the batch. Without them, those are taken that can be opened.
     pub batch: Vec<InputAxis>,
 }
 
-/// A converted model.
 #[derive(Clone, Debug)]
 pub struct Converted {
     /// The model with states. Its graph's description names the pairs.
@@ -46,9 +42,7 @@ pub struct Converted {
     pub original: Option<Vec<u8>>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
-    /// The files that hold weights of the model, relative to its folder.
     pub weights: Vec<String>,
-    /// What was done.
     pub report: Report,
 }
 
@@ -68,7 +62,6 @@ impl Converted {
     }
 }
 
-/// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     convert_read(onnx::read(bytes)?, options)
 }
@@ -206,7 +199,6 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     Err(ConvertError::Refused(refusal.into()))
 }
 
-/// The states that the model had.
 fn kept_states(graph: &GraphProto, pairs: &[StatePair], initial: &[InitialState]) -> Vec<State> {
     let state = |pair: &StatePair| {
         let input = graph.input.iter().find(|input| input.name() == pair.input)?;
@@ -290,7 +282,6 @@ pub fn scales_of_all(graph: &GraphProto) -> Vec<String> {
     found
 }
 
-/// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     // A FLOAT input may be a part of the steps, such as 0.5, and no length.
     let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
@@ -351,7 +342,6 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     note(model, STEPS_MULTIPLE, &serde_json::json!(all));
 }
 
-/// The states that don't start at zero, by the model's metadata.
 fn initial_states_of(model: &ModelProto) -> Vec<InitialState> {
     let entry = model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES);
     entry.and_then(|entry| serde_json::from_str(entry.value()).ok()).unwrap_or_default()
@@ -380,7 +370,6 @@ fn note_initial_states(model: &mut ModelProto, report: &Report) {
     }
 }
 
-/// Sets an entry of the model's metadata.
 fn note(model: &mut ModelProto, key: &str, value: &serde_json::Value) {
     model.metadata_props.retain(|entry| entry.key() != key);
     model.metadata_props.push(StringStringEntryProto { key: Some(key.to_owned()), value: Some(value.to_string()) });

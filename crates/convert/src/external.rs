@@ -15,12 +15,10 @@ use crate::onnx::{self, ReadError, element_count, type_bytes};
 
 /// Weights whose contents a conversion looks at, such as shapes, have at most so many bytes.
 pub const SMALL_WEIGHT_BYTES: u64 = MOST_ELEMENTS as u64 * 8;
-/// Protobuf can't write a model of more bytes.
+// Protobuf can't write a model of more bytes.
 const MOST_BYTES: u64 = 1 << 31;
 
-/// Why weights aren't read.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum WeightsError {
     #[error(transparent)]
     Model(#[from] ReadError),
@@ -90,7 +88,6 @@ struct Reader<'a> {
     folder: &'a Path,
     /// The weights stay in their files. Only small ones are read.
     stay: bool,
-    /// Bytes of the model so far.
     total: u64,
 }
 

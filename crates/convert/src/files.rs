@@ -14,9 +14,7 @@ use crate::texts::config;
 /// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
 pub struct WorkFolder {
     path: PathBuf,
-    /// The folder of the original.
     source: PathBuf,
-    /// Files of weights, relative to it.
     weights: Vec<String>,
 }
 
@@ -71,7 +69,6 @@ impl WorkFolder {
         self.path.join("initial_states.onnx")
     }
 
-    /// The files of weights of the original.
     pub fn weights(&self) -> impl Iterator<Item = PathBuf> {
         self.weights.iter().map(|file| self.source.join(file))
     }
@@ -91,12 +88,10 @@ pub fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes the folder of a file.
 pub fn make_parent(path: &Path) -> Result<(), Problem> {
     path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
 }
 
-/// The same file in the new folder: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
 fn link(from: &Path, to: &Path) -> Result<(), Problem> {
     make_parent(to)?;
     match fs::hard_link(from, to) {
@@ -112,7 +107,6 @@ impl Drop for WorkFolder {
     }
 }
 
-/// The files that are written.
 pub struct Targets {
     model: PathBuf,
     initial_states: PathBuf,
@@ -126,7 +120,6 @@ impl Targets {
         output.map(|output| Self::new(output, !options.no_config))
     }
 
-    /// The model in this file, and its configuration.
     pub fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
@@ -152,13 +145,11 @@ impl Targets {
         self.config.as_deref()
     }
 
-    /// The files that this model needs.
     pub fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
         [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
     }
 
-    /// What is written: these, and the files of weights.
     pub fn written(&self, converted: &Converted, folder: &WorkFolder) -> Vec<PathBuf> {
         let mut files = self.names(converted);
         let weights = folder.weights_of(self.folder());
@@ -166,7 +157,6 @@ impl Targets {
         files
     }
 
-    /// Refuses folders in place of these files.
     pub fn check_folders(&self, names: &[PathBuf]) -> Result<(), Problem> {
         let ends_as_folder = self.model.as_os_str().to_string_lossy().ends_with('/');
         match names.iter().find(|path| path.is_dir() || ends_as_folder).cloned() {
@@ -229,14 +219,12 @@ pub fn write_files(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     done
 }
 
-/// What a file gets.
 pub enum Content<'a> {
     Bytes(&'a [u8]),
-    /// A copy, because a link would change with the original.
+    // A copy, because a link would change with the original.
     CopyOf(PathBuf),
 }
 
-/// The name of a file until all files are written.
 fn part(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
@@ -254,13 +242,11 @@ fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     })
 }
 
-/// Whether two names lead to one file, also through links.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     id(a).is_some() && id(a) == id(b)
 }
 
-/// Names the file that can't be written.
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
     let path = path.to_owned();
     move |error| Problem::Unwritable { path: path.clone(), error }

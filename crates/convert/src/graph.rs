@@ -6,9 +6,7 @@ use std::fmt;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
-/// The axis of an input that has the steps, or the batch.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct InputAxis {
     pub input: String,
     pub axis: usize,
@@ -26,21 +24,17 @@ impl fmt::Display for InputAxis {
     }
 }
 
-/// The axis of an output that is the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct OutputAxis {
     pub output: String,
     pub axis: usize,
 }
 
-/// The node that makes each tensor.
 pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     let outputs = |(index, node)| NodeProto::named_outputs(node).map(move |name| (name, index));
     graph.node.iter().enumerate().flat_map(outputs).collect()
 }
 
-/// How often each tensor is used, by nodes, by the graphs inside them, and as an output.
 pub fn uses(graph: &GraphProto) -> HashMap<String, usize> {
     let mut uses = HashMap::new();
     let names = graph.node.iter().flat_map(inputs_of);
@@ -70,7 +64,6 @@ pub fn captured(graph: &GraphProto) -> Vec<String> {
     found
 }
 
-/// The names that a graph itself gives.
 fn names(graph: &GraphProto) -> impl Iterator<Item = &str> {
     let inputs = graph.input.iter().map(ValueInfoProto::name);
     let weights = graph.initializer.iter().map(|tensor| tensor.name());
@@ -85,7 +78,6 @@ pub fn required_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoPro
     graph.input.iter().filter(move |input| !defaults.contains(input.name()))
 }
 
-/// Gives names that are not in use.
 pub struct Names(HashSet<String>);
 
 impl Names {
@@ -180,7 +172,6 @@ pub fn prune(graph: &mut GraphProto) {
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
 }
 
-/// These tensors, and all that they are made from.
 pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> HashSet<String> {
     let producers = producers(graph);
     let mut open: VecDeque<String> = of.into_iter().collect();
@@ -197,13 +188,11 @@ pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> Ha
 }
 
 impl NodeProto {
-    /// The outputs that are there.
     pub fn named_outputs(&self) -> impl Iterator<Item = &str> {
         self.output.iter().map(String::as_str).filter(|name| !name.is_empty())
     }
 }
 
-/// The inputs whose content each tensor depends on.
 pub type Content = HashMap<String, HashSet<String>>;
 
 /// The inputs whose content each tensor depends on. Shapes are no content.

@@ -49,7 +49,6 @@ pub struct Arguments {
     shared: Shared,
 }
 
-/// Joins the graphs, and says what was done.
 pub fn run(arguments: &Arguments) -> Result<String, Problem> {
     let shared = &arguments.shared;
     let options = options(arguments)?;

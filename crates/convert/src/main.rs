@@ -133,7 +133,6 @@ fn run(model: &Path, arguments: &Arguments) -> Result<String, Problem> {
     })
 }
 
-/// The model with what the conversion looks at of weights in files of their own.
 fn small_weights_shown(model: &Path, bytes: Bytes) -> Result<Bytes, Problem> {
     match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
         // The conversion says what is wrong with it.

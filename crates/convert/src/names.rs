@@ -5,9 +5,7 @@ use crate::graph::required_inputs;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::pairs::StatePair;
 
-/// Words of a name that mark a state's input.
 const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];
-/// Words of a name that mark a state's output.
 const OUTPUT_WORDS: [&str; 8] = ["out", "output", "new", "next", "cur", "current", "updated", "present"];
 /// Words that mark a state's output as the first word only.
 const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
@@ -27,7 +25,6 @@ const STATES_PARTS: [&str; 14] =
 
 /// The strength of a reading by one name: the other one says nothing of a state.
 pub const OF_ONE_NAME: u8 = 1;
-/// The strength of a reading by both names.
 const OF_BOTH_NAMES: u8 = 2;
 
 /// Whether a name has only words of `NEVER_STATES` and `SIDES`, as `encoder.length` has.
@@ -120,7 +117,6 @@ fn stems(name: &str, words: &[&str], first_words: &[&str]) -> Vec<String> {
     (0..parts.len()).filter(says).map(|index| [&parts[..index], &parts[index + 1..]].concat().join("_")).collect()
 }
 
-/// A name in the form in which names are compared.
 fn normal(name: &str) -> String {
     let unify = |c: char| if ['.', '/', ':', '-', ' '].contains(&c) { '_' } else { c.to_ascii_lowercase() };
     let name: String = name.chars().map(unify).collect();

@@ -9,7 +9,6 @@ use npyz::NpyHeader;
 
 /// What NumPy adds to an array's name in an archive.
 pub const EXTENSION: &str = ".npy";
-/// What a .npy file begins with.
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// Most bytes of an array's header, as in NumPy.
 const MAX_HEADER_BYTES: usize = 10_000;

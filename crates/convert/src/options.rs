@@ -14,7 +14,6 @@ pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// What is written, and how it is compared.
 #[derive(clap::Args)]
 pub struct Shared {
     /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version. Folders
@@ -43,7 +42,6 @@ pub struct Shared {
     ort_library: Option<PathBuf>,
 }
 
-/// What the comparison gives to an input.
 #[derive(Clone, Debug)]
 pub enum GivenInput {
     Length(InputAxis, i64),
@@ -52,7 +50,6 @@ pub enum GivenInput {
 }
 
 impl Shared {
-    /// What the comparison gives to inputs, in requests of `chunk` steps.
     pub fn given(&self, chunk: Option<i64>) -> Result<Given, Problem> {
         let mut given = Given { chunk, ..Given::default() };
         for input in &self.compare_with {
@@ -68,7 +65,6 @@ impl Shared {
         Ok(given)
     }
 
-    /// ONNX Runtime's library.
     pub fn library(&self) -> Result<PathBuf, Problem> {
         let environment = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from);
         let program = std::env::current_exe().ok();

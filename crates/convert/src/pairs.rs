@@ -8,9 +8,7 @@ use crate::graph::{producers, required_inputs};
 use crate::onnx;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 
-/// The input that takes a state, and the output that gives the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct StatePair {
     pub input: String,
     pub output: String,
@@ -22,10 +20,8 @@ impl fmt::Display for StatePair {
     }
 }
 
-/// A text that is no list of pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPairs {
-    /// The text.
     pub text: String,
     /// A name that is in two pairs. Without it, the form is wrong.
     pub twice: Option<String>,
@@ -175,7 +171,6 @@ pub fn alike(graph: &GraphProto) -> Vec<StatePair> {
     if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
 }
 
-/// Writes the pairs into the graph's description, where the backend finds them.
 pub fn describe<'a>(graph: &mut GraphProto, described: &[StatePair], pairs: impl Iterator<Item = &'a StatePair>) {
     let new: Vec<String> = pairs.filter(|pair| !described.contains(pair)).map(StatePair::to_string).collect();
     if new.is_empty() {

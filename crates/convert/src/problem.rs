@@ -9,7 +9,6 @@ use stateful_convert::{BuiltinError, ConvertError, Hint, WeightsError};
 /// The name of a model's configuration in a model repository.
 pub const CONFIG: &str = "config.pbtxt";
 
-/// Why nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("the model is missing: stateful-convert --help shows how to name it")]
@@ -81,13 +80,11 @@ fn is_config(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == CONFIG)
 }
 
-/// The options that help.
 fn advice(error: &ConvertError) -> String {
     let options: Vec<&str> = error.hints().into_iter().map(option).collect();
     if options.is_empty() { String::new() } else { format!("\n{}", options.join("; ")) }
 }
 
-/// The option for a hint.
 pub const fn option(hint: Hint) -> &'static str {
     match hint {
         Hint::Time => "name the axis of the steps with --time INPUT@AXIS",

@@ -13,10 +13,8 @@ use crate::npz::{EXTENSION, read_header};
 use crate::onnx::{DataType, element_count, type_bytes};
 use crate::verify::Recording;
 
-/// The types that can be compared.
 const TYPES: &str = "float16, float32, float64, int8 to int64, uint8 to uint64 and bool";
 
-/// The arrays of a file.
 pub fn read(file: &Path) -> Result<Vec<Recording>, String> {
     let opened = File::open(file).map_err(|error| error.to_string())?;
     let mut archive = ZipArchive::new(opened).map_err(|error| format!("it is no .npz file: {error}"))?;

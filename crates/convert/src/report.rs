@@ -1,7 +1,5 @@
 //! What a conversion did.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -12,12 +10,10 @@ use crate::onnx::{Dim, type_bytes, type_name};
 use crate::pairs::StatePair;
 use crate::time::{Hint, Refusal, Refusals};
 
-/// Where a state starts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartsAt {
     Zero,
-    /// This value in each element.
     #[serde(serialize_with = "number_or_text")]
     Value(f64),
     /// What the model of initial states gives.
@@ -26,12 +22,10 @@ pub enum StartsAt {
     Unchanged,
 }
 
-/// A state of the converted model.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
     #[serde(flatten)]
     pub pair: StatePair,
-    /// The node that it belongs to.
     pub node: String,
     pub operator: String,
     #[serde(rename = "data_type", serialize_with = "type_text")]
@@ -59,20 +53,14 @@ impl State {
     }
 }
 
-/// What an input of requests has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    Steps {
-        axis: usize,
-    },
-    /// The number of steps in each row.
+    Steps { axis: usize },
     Lengths,
-    /// No steps.
     Other,
 }
 
-/// An input of requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepInput {
     pub name: String,
@@ -83,7 +71,6 @@ pub struct StepInput {
     pub role: Role,
 }
 
-/// An output of responses.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepOutput {
     pub name: String,
@@ -95,14 +82,11 @@ pub struct StepOutput {
     pub axis: Option<usize>,
 }
 
-/// What a conversion did.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The axes that have the steps.
     pub time: Vec<InputAxis>,
     pub inputs: Vec<StepInput>,
     pub outputs: Vec<StepOutput>,
-    /// The states, those that the model had first.
     pub states: Vec<State>,
     /// The axes that had one row and have a batch now.
     pub opened: Vec<InputAxis>,
@@ -110,7 +94,6 @@ pub struct Report {
     pub batch_was: Option<String>,
     /// The number of steps in a request must be a multiple of this.
     pub steps_multiple: i64,
-    /// Some node takes one quantization scale over a whole request.
     pub quantizes: bool,
     /// Each caller adds its own names for the hints.
     #[serde(skip)]
@@ -120,9 +103,7 @@ pub struct Report {
 /// The key of a model's metadata that has the [`StepsMultiple`]s of its inputs, as JSON. The backend reads it.
 pub const STEPS_MULTIPLE: &str = "stateful.steps_multiple";
 
-/// A request's number of steps along an axis of an input must be a multiple of this.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct StepsMultiple {
     pub input: String,
     pub axis: usize,
@@ -133,44 +114,48 @@ pub struct StepsMultiple {
 /// only with a configuration that has them.
 pub const INITIAL_STATES: &str = "stateful.initial_states";
 
-/// A state that doesn't start at zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitialState {
-    /// The state's input.
     pub state: String,
     /// The value of each element, as `initial_states` takes it. Without one, the model of initial states has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-/// What the user of a converted model should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Warning {
-    /// The states of these nodes start at constants that aren't zero.
     StartAtConstants(Vec<String>),
-    /// Axes of the inputs were taken for the batch, and others could be opened, too.
-    TwoBatches { taken: String, other: String },
+    TwoBatches {
+        taken: String,
+        other: String,
+    },
     /// The model takes so many rows, along this axis.
-    FixedBatch { axis: InputAxis, rows: i64 },
+    FixedBatch {
+        axis: InputAxis,
+        rows: i64,
+    },
     /// The model takes one row, along this axis, and this is in the way of more.
-    ClosedBatch { axis: InputAxis, refusal: Box<Refusal> },
-    /// These nodes take one quantization scale over a whole request.
+    ClosedBatch {
+        axis: InputAxis,
+        refusal: Box<Refusal>,
+    },
     Quantizes(Vec<String>),
     /// These nodes of a joined model take one quantization scale over all rows of a run.
     ScaleOfRows(Vec<String>),
-    /// No wire leads to this graph of a joined model, or from it.
     Unwired(String),
-    /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
     /// has.
-    Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
+    Uncut {
+        nodes: Vec<String>,
+        refusals: Refusals,
+        time: Vec<InputAxis>,
+    },
     /// The model continues from its own states, but these nodes need other steps of the same request.
     OfRequests(Refusals),
 }
 
 impl Warning {
-    /// What the caller could say about it.
     pub const fn hint(&self) -> Option<Hint> {
         match self {
             Self::StartAtConstants(_) => Some(Hint::StartAtZero),
@@ -258,7 +243,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// JSON has no infinite numbers.
+// JSON has no infinite numbers.
 fn number_or_text<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() { to.serialize_f64(*value) } else { to.collect_str(value) }
 }

@@ -10,7 +10,6 @@ use crate::options::Shared;
 use crate::problem::Problem;
 use crate::{texts, warnings};
 
-/// What a result comes from, and how it is written.
 pub struct Origin<'a> {
     /// The models that it is made of. Their files are never overwritten.
     pub files: &'a [&'a Path],
@@ -18,7 +17,6 @@ pub struct Origin<'a> {
     pub beside: &'a Path,
     /// What the comparison is with, as in `the original`.
     pub compared_with: &'a str,
-    /// Steps in a request.
     pub chunk: Option<i64>,
 }
 

@@ -12,14 +12,11 @@ use crate::pairs::{StatePair, crossed_ends};
 use crate::prepared::{Prepared, prepared};
 use crate::time::{Cut, Place, Refusal};
 
-/// What a graph says of the rows of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowsInGraph {
-    /// Each row is computed from that row alone.
     Apart,
     /// This node always combines rows, such as a softmax over the batch.
     Mixed(String),
-    /// This node isn't known to keep rows apart.
     Unproven(String),
 }
 

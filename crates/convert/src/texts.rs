@@ -32,7 +32,6 @@ pub fn done(
     text
 }
 
-/// Tables of inputs and outputs, states and comparisons, then warnings.
 fn table(report: &Report, compared: &[Compared], warnings: &[String], with: &str) -> String {
     let mut text = inputs_and_outputs(report);
     text += &format!("\n{}", states(report));
@@ -47,7 +46,6 @@ fn table(report: &Report, compared: &[Compared], warnings: &[String], with: &str
     text
 }
 
-/// A table of the inputs and outputs of a model.
 pub fn tensors(model: &ModelProto) -> String {
     let row = |kind: &str, value: &ValueInfoProto| {
         let dims = bracketed(&value.dims().unwrap_or_default());
@@ -130,7 +128,6 @@ fn comparisons(compared: &[Compared], with: &str) -> String {
     made(&[&format!("compared with {with}"), ""], compared.iter().map(row).collect())
 }
 
-/// Most rows of a batch.
 const MAX_BATCH_SIZE: i64 = 64;
 
 /// The configuration. What it leaves out, the backend fills in.
@@ -208,7 +205,6 @@ fn signature(report: &Report, chunk: i64) -> String {
     text
 }
 
-/// The data type as Triton writes it.
 fn data_type(elem: i32) -> String {
     match type_name(elem) {
         "FLOAT" => "TYPE_FP32".to_owned(),

@@ -6,7 +6,6 @@ use stateful_convert::report::{Report, Role, StepInput, Warning};
 
 use crate::problem::option;
 
-/// The warnings about a model.
 pub fn of(report: &Report) -> Vec<String> {
     report.warnings.iter().map(with_option).chain(unpaired(report)).collect()
 }
@@ -15,7 +14,6 @@ fn with_option(warning: &Warning) -> String {
     warning.hint().map_or_else(|| warning.to_string(), |hint| format!("{warning}; {}", option(hint)))
 }
 
-/// A warning about inputs and outputs of one type and shape that may be states, too.
 fn unpaired(report: &Report) -> Option<String> {
     // What requests carry comes first, in models of single steps.
     let first = usize::from(report.time.is_empty());

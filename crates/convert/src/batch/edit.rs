@@ -129,7 +129,6 @@ fn joined_block(
     Some(edited)
 }
 
-/// A part of a tensor along an axis.
 struct Block {
     axis: usize,
     start: i64,

@@ -8,18 +8,15 @@ use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
-/// Rows that shapes are computed for.
 pub const FEW: i64 = 48;
 
 const MANY: i64 = 96;
 
-/// The length of other open dimensions.
 const OTHER: i64 = 32;
 
 /// Lengths of other open dimensions that no window divides.
 const PRIMES: [i64; 6] = [31, 37, 41, 43, 53, 59];
 
-/// The symbol of the batch.
 pub const SYMBOL: &str = "batch";
 
 /// The names that exporters give to the batch dimension, in lower case.
@@ -76,7 +73,6 @@ pub fn rows_of_odd_lengths(
     follow_with(graph, opset, axes, &other).places()
 }
 
-/// The rows in a graph.
 pub struct Followed {
     pub few: Shapes,
     /// All dimensions but the batch have a length.
@@ -125,7 +121,6 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 
-/// Words the refusal for rows in place of steps.
 fn of_rows(refusal: Refusal) -> Refusal {
     let why = refusal
         .why

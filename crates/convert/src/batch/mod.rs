@@ -18,37 +18,27 @@ use edit::edit;
 use follow::{Followed, HELP, SYMBOL, follow};
 pub use follow::{is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};
 
-/// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
 
-/// A graph whose batch was opened.
 pub struct Opened {
     pub graph: GraphProto,
-    /// The axes of the inputs that were opened.
     pub axes: Vec<InputAxis>,
-    /// Other axes that could have been opened, if there are any.
     pub others: Option<Vec<InputAxis>>,
 }
 
 impl Opened {
-    /// A graph that keeps its batch as it is.
     pub const fn unchanged(graph: GraphProto) -> Self {
         Self { graph, axes: Vec::new(), others: None }
     }
 }
 
-/// Why the batch can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// Nodes would mix the rows.
     #[error("{0}")]
     Refused(Refusals),
-    /// An axis that is given can't be the batch.
     #[error("{0}")]
     Axis(String),
-    /// An input has an open dimension with a name of the batch.
     #[error("input '{input}' is {dims}: its batch is open already; convert the model without opening it")]
-    #[expect(missing_docs, reason = "the message says it")]
     Open { input: String, dims: String },
 }
 
@@ -108,7 +98,6 @@ fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), BatchError
     Ok(())
 }
 
-/// Refuses a model whose batch is open.
 fn check_closed(graph: &GraphProto) -> Result<(), BatchError> {
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
@@ -264,7 +253,6 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
     }
 }
 
-/// Writes the batch into the outputs, and forgets the shapes between.
 fn finish(graph: &mut GraphProto, followed: &Followed) {
     for output in &mut graph.output {
         let Some(Place::At(layout)) = followed.places.get(output.name()) else { continue };

@@ -106,7 +106,6 @@ pub fn fixed_batch(graph: &GraphProto, analysis: &Analysis) -> Option<Warning> {
     Some(Warning::FixedBatch { axis: InputAxis { input: seed.input.clone(), axis }, rows })
 }
 
-/// Gives some dimensions another name.
 fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &Dim) -> bool) {
     let Some(dims) = value.dims() else { return };
     let new = |(axis, dim): (usize, &Dim)| if is_named(axis, dim) { name.clone() } else { dim.clone() };
@@ -117,7 +116,6 @@ fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &D
     }
 }
 
-/// The warning where two dimensions of an input could be the batch.
 pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
     let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
         let differ = axes.iter().filter(|axis| !beside.contains(axis));

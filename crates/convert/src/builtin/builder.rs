@@ -37,7 +37,6 @@ impl Builder {
         self.add(op, inputs, output, |node| node);
     }
 
-    /// A node with an axis.
     pub fn along(&mut self, op: &str, axis: i64, inputs: &[&str], output: &str) {
         self.add(op, inputs, output, |node| node.with_int("axis", axis));
     }
@@ -62,7 +61,6 @@ impl Builder {
         self.ints_of(name, &[values.len() as i64], values)
     }
 
-    /// A constant whole number.
     pub fn int(&mut self, name: &str, value: i64) -> String {
         self.ints_of(name, &[], &[value])
     }

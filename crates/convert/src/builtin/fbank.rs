@@ -13,11 +13,10 @@ pub const FEATURES: &str = "features";
 const KALDI_FLOOR: f64 = 1.192_092_9e-7;
 /// What NeMo adds to each energy, 2^-24.
 const NEMO_GUARD: f64 = 1.0 / 16_777_216.0;
-/// Samples in the longest frame: its Fourier transform has 64 MiB.
+// Samples in the longest frame: its Fourier transform has 64 MiB.
 const MOST_SAMPLES: usize = 4096;
 const NOT_REPEATABLE: &str = "noise would give other features each time";
 
-/// What both kinds have in common.
 struct Bank {
     sample_hz: f64,
     framing: Framing,
@@ -71,7 +70,6 @@ impl Bank {
     }
 }
 
-/// `fbank:kaldi`.
 pub fn kaldi(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let bank = read(
         options,
@@ -113,7 +111,6 @@ pub fn kaldi(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     Ok(graph.model(options.described(), &[]))
 }
 
-/// `mel:nemo`.
 pub fn nemo(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let bank = read(
         options,
@@ -174,7 +171,6 @@ fn read(options: &mut Options, scale: MelScale, windows: &[(&str, Window)]) -> R
     })
 }
 
-/// Refuses options that are possible, but not together.
 fn check(options: &Options, bank: &Bank) -> Result<(), BuiltinError> {
     let Framing { frame, hop } = bank.framing;
     if !(4..=MOST_SAMPLES).contains(&frame) {
@@ -205,7 +201,6 @@ fn check(options: &Options, bank: &Bank) -> Result<(), BuiltinError> {
     Ok(())
 }
 
-/// Frames without their means.
 fn without_offset(graph: &mut Builder, frame: usize) -> &'static str {
     let axis = graph.ints("axis_2", &[2]);
     let length = graph.float("frame_length", frame as f64);

@@ -12,7 +12,6 @@ const LEAST_OVERLAP: f64 = 0.01;
 const OVERLAP: &str = "overlap_cache";
 const NEXT_OVERLAP: &str = "overlap_cache_next";
 
-/// How spectra are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// `spectrum`, `[batch, bins, frames, 2]`: real and imaginary parts.
@@ -27,7 +26,7 @@ struct Transform {
     layout: Layout,
 }
 
-/// Samples in the longest frame: its Fourier transform has 64 MiB.
+// Samples in the longest frame: its Fourier transform has 64 MiB.
 const MOST_SAMPLES: usize = 4096;
 /// Frames that overlap at one sample, each with nodes of its own.
 const MOST_HOPS: usize = 64;
@@ -88,7 +87,6 @@ impl Transform {
     }
 }
 
-/// `stft`.
 pub fn stft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let made = Transform::read(options)?;
     let (Framing { frame, hop }, bins) = (made.framing, made.bins());
@@ -126,7 +124,6 @@ pub fn stft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     Ok(graph.model(options.described(), &[(STEPS_MULTIPLE, serde_json::json!(multiple).to_string())]))
 }
 
-/// `istft`.
 pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let made = Transform::read(options)?;
     let (Framing { frame, hop }, bins) = (made.framing, made.bins());
@@ -143,7 +140,6 @@ pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     Ok(graph.model(options.described(), &[]))
 }
 
-/// `irfft`.
 pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let frame = options.int("frame", 512, 4..=MOST_SAMPLES)?;
     let layout = read_layout(options)?;
@@ -161,7 +157,6 @@ pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     Ok(graph.model(options.described(), &[]))
 }
 
-/// `overlap_add`.
 pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let framing = read_framing(options)?;
     options.finish()?;
@@ -210,7 +205,6 @@ fn parts(graph: &mut Builder, layout: Layout, bins: usize, has_mask: bool) {
     }
 }
 
-/// Magnitudes and phases of `parts`.
 fn polar(graph: &mut Builder, bins: i64) {
     let [none, real_end, end] = [("none", 0), ("bins", bins), ("end", END)].map(|(name, at)| graph.ints(name, &[at]));
     graph.slice(2, "parts", (&none, &real_end), "real");

@@ -4,7 +4,6 @@ use super::builder::{Builder, END};
 
 /// The input with the new samples.
 pub const AUDIO: &str = "audio";
-/// The samples that were kept.
 pub const CACHE: &str = "samples_cache";
 pub const NEXT_CACHE: &str = "samples_cache_next";
 /// The frames, `[batch, frames, frame]`.
@@ -12,14 +11,12 @@ pub const FRAMES: &str = "frames";
 /// The samples that were kept and the new ones, with those in front of the beginning.
 const BUFFER: &str = "buffer";
 
-/// What is in front of the first sample of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
     /// Nothing: the first frame begins with the first sample.
     Nothing,
     /// So many samples, mirrored, as Kaldi does without `snip_edges`.
     Mirrored(usize),
-    /// So many zeros.
     Zeros(usize),
 }
 

@@ -1,6 +1,5 @@
 //! Mel filter banks: triangles between frequencies that are evenly spaced on a mel scale.
 
-/// A mel scale with the height of its triangles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MelScale {
     /// Kaldi's: logarithmic, and triangles that are straight in mel, of height 1.
@@ -47,7 +46,6 @@ impl MelScale {
     }
 }
 
-/// Triangles over the bins of a spectrum.
 #[derive(Clone, Copy, Debug)]
 pub struct MelBank {
     pub scale: MelScale,

@@ -20,7 +20,6 @@ use options::Options;
 
 type Make = fn(&mut Options) -> Result<ModelProto, BuiltinError>;
 
-/// The graphs by name.
 const GRAPHS: [(&str, Make); 6] = [
     ("fbank:kaldi", fbank::kaldi),
     ("mel:nemo", fbank::nemo),
@@ -30,7 +29,6 @@ const GRAPHS: [(&str, Make); 6] = [
     ("overlap_add", fourier::overlap_add),
 ];
 
-/// The names of the graphs.
 pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     GRAPHS.iter().map(|(name, _)| *name)
 }

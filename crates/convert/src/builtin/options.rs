@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// Why there is no such built-in graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum BuiltinError {
     #[error("there is no built-in graph '{name}': {known} are known")]
     Name { name: String, known: String },
@@ -24,7 +22,6 @@ pub enum BuiltinError {
 pub struct Options<'a> {
     graph: &'static str,
     given: HashMap<&'a str, &'a str>,
-    /// The options of the graph with their values, in the order of reading.
     read: Vec<(&'static str, String)>,
 }
 
@@ -41,7 +38,6 @@ impl<'a> Options<'a> {
         Ok(Self { graph, given: options, read: Vec::new() })
     }
 
-    /// A whole number.
     pub fn int(
         &mut self,
         option: &'static str,
@@ -83,7 +79,6 @@ impl<'a> Options<'a> {
         if is_same { Ok(()) } else { Err(self.wrong(option, format!("only {value} is possible, because {why}"))) }
     }
 
-    /// Refuses options that the graph doesn't have.
     pub fn finish(&self) -> Result<(), BuiltinError> {
         let known: Vec<&str> = self.read.iter().map(|(option, _)| *option).collect();
         // A map has no order, and a message should have one.
@@ -98,7 +93,6 @@ impl<'a> Options<'a> {
         BuiltinError::Value { graph: self.graph, option, value, allowed: allowed.into() }
     }
 
-    /// The graph with all its options, as text.
     pub fn described(&self) -> String {
         let options = self.read.iter().map(|(option, value)| format!(" {option}={value}"));
         format!("{}{}", self.graph, options.collect::<String>())

@@ -2,7 +2,6 @@
 
 use std::f64::consts::TAU;
 
-/// A window function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// Kaldi's own: a Hann window to the power of 0.85.

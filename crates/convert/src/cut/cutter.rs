@@ -13,16 +13,12 @@ use crate::onnx::{Dim, bracketed, int64s, is_float};
 use crate::pairs::StatePair;
 use crate::time::{Cut, Hint, Place, Refusal, UNKNOWN_SHAPE, refuse};
 
-/// Where a state starts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
-    /// Each element has this value.
     Fill(f64),
-    /// At this tensor of the original model.
     Tensor(String),
 }
 
-/// A state that a cut made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewState {
     pub input: String,
@@ -33,7 +29,6 @@ pub struct NewState {
     /// The node that it belongs to, and its operator.
     pub node: String,
     pub operator: String,
-    /// Starts at constants that aren't zero.
     pub starts_at_constant: bool,
     /// The target of a `Reshape` to `dims`, if the original has the batch and another axis in one.
     pub split: Option<Vec<i64>>,
@@ -207,7 +202,6 @@ impl Cutter<'_> {
         batch::rows(&graph, self.opset, &self.batch_axes(batch))
     }
 
-    /// The axes of the inputs that have the batch.
     pub fn batch_axes(&self, batch: &str) -> Vec<InputAxis> {
         let mut axes = Vec::new();
         for input in required_inputs(&self.original) {
@@ -268,7 +262,6 @@ impl Cutter<'_> {
         self.graph.node.push(NodeProto::make("Slice", &name, &[of, &start, &end, &axes], &[output]));
     }
 
-    /// Adds a `Slice` of the last frames of a tensor.
     pub fn keep_last(&mut self, label: &str, of: &str, axis: usize, frames: i64, output: &str) {
         self.slice(label, of, axis, (-frames, i64::MAX), output);
     }

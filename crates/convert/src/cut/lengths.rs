@@ -12,7 +12,6 @@ use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 use crate::onnx::{DataType, int64s};
 use crate::time::{Place, Refusal, refuse};
 
-/// The lengths of a recurrent node's rows, if requests say them.
 pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str> {
     let lens = node.input_at(4).filter(|_| node.is_recurrent());
     lens.filter(|&lens| content.get(lens).is_some_and(|inputs| !inputs.is_empty()))

@@ -17,15 +17,12 @@ use crate::time::{Cut, Refusal, refuse};
 use cutter::{Cutter, base_name};
 pub use cutter::{NewState, Start};
 
-/// A graph with states.
 pub struct CutGraph {
     pub graph: GraphProto,
-    /// The original graph, with the tensors that states start at.
     pub original: GraphProto,
     pub states: Vec<NewState>,
 }
 
-/// Cuts a graph at the places that the analysis found.
 pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
     let content = content_inputs(graph);
     lengths::check(graph, analysis, &content)?;
@@ -99,7 +96,6 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// Cuts the carried values of a `Loop`, which follow two other inputs, or the states of a `Scan`.
     fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
         for &number in carried {
@@ -116,7 +112,6 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// Keeps the last frames of a node's input in place of the padding in front of it.
     fn frames(&mut self, index: usize, axis: usize, frames: i64, cropped: i64, fill: f64) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
         let source = node.input[0].clone();

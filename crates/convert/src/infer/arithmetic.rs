@@ -4,7 +4,6 @@ use super::tensor::{Tensor, broadcast, spread};
 use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
-/// The value of an operator with one input.
 fn unary(op: &str) -> Option<fn(f64) -> f64> {
     Some(match op {
         "Identity" | "Cast" | "CastLike" | "Dropout" => |x| x,
@@ -26,7 +25,6 @@ fn unary(op: &str) -> Option<fn(f64) -> f64> {
     })
 }
 
-/// The value of an operator with two inputs, for integers or not.
 fn binary(op: &str, integers: bool) -> Option<fn(f64, f64) -> f64> {
     Some(match op {
         "Add" | "Sum" => |a, b| a + b,
@@ -56,7 +54,6 @@ fn is_integer(elem: i32) -> bool {
     [Bool, Int8, Int16, Int32, Int64, Uint8, Uint16, Uint32, Uint64].iter().any(|&known| elem == known as i32)
 }
 
-/// An operator that works element by element on inputs that broadcast.
 pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
     let op = node.op();
     if inputs.is_empty() {

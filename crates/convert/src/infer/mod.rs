@@ -22,7 +22,7 @@ use tensor::{Tensor, axis_of};
 /// hours.
 const MOST_FOLLOWED: usize = 1 << 18;
 
-/// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
+// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
 const MOST_TURNS: i64 = 1000;
 
 /// What is known about the tensors of a graph, for one size of its inputs.
@@ -99,12 +99,10 @@ impl Shapes {
         followed <= MOST_FOLLOWED
     }
 
-    /// What is known about a tensor.
     pub fn get(&self, name: &str) -> Tensor {
         self.known.get(name).cloned().unwrap_or_default()
     }
 
-    /// A tensor's shape.
     pub fn dims(&self, name: &str) -> Option<&[i64]> {
         self.known.get(name)?.dims.as_deref()
     }
@@ -252,7 +250,6 @@ pub fn scan_list(node: &NodeProto, name: &str, count: usize) -> Vec<i64> {
     node.ints(name).map_or_else(|| vec![0; count], <[i64]>::to_vec)
 }
 
-/// How many of a `Scan`'s inputs are states, and how many it scans.
 pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     let scanned = usize::try_from(node.int("num_scan_inputs").unwrap_or(0)).unwrap_or_default();
     // A malformed node may claim more than it has.
@@ -260,7 +257,6 @@ pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     (node.input.len() - scanned, scanned)
 }
 
-/// The inputs of a `Scan`'s body, and the number of its steps.
 pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> (HashMap<String, Tensor>, Option<i64>) {
     let (states, scanned) = scan_counts(node);
     let axes = scan_list(node, "scan_input_axes", scanned);
@@ -279,7 +275,6 @@ pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> 
     (inputs, steps)
 }
 
-/// What a `Scan` gives: its states, then the values of each step stacked.
 pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
     let Some(body) = node.graph("body") else { return Vec::new() };
     let (states, _) = scan_counts(node);
@@ -298,12 +293,10 @@ pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
     body.output.iter().enumerate().map(each).collect()
 }
 
-/// The branch that an `If` takes, if its condition depends on sizes only.
 pub fn branch<'a>(node: &'a NodeProto, condition: &Tensor) -> Option<&'a GraphProto> {
     node.graph(if condition.scalar()? != 0.0 { "then_branch" } else { "else_branch" })
 }
 
-/// What an `If` gives.
 pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
     let of = |graph: &GraphProto| -> Vec<Tensor> {
         let shapes = Shapes::infer(graph, opset, HashMap::new(), Some(outer));

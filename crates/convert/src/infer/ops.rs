@@ -7,10 +7,8 @@ use crate::onnx::operators::ShapeRule;
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count};
 
-/// Rules look at no more inputs than this.
 const MOST_INPUTS: usize = 8;
 
-/// The outputs of a node, or why its inputs don't fit together.
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
     let rule = node.shape_rule();
     match rule {
@@ -145,7 +143,6 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
     Ok(Tensor::shaped(elem, dims))
 }
 
-/// A product whose factors may be transposed.
 fn fused_mat_mul(node: &NodeProto, a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     if is_set("transBatchA") || is_set("transBatchB") {
@@ -176,7 +173,6 @@ fn gemm(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     Ok(Tensor::shaped(elem, vec![rows, columns]))
 }
 
-/// What a convolution or a pooling does along an axis of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub kernel: i64,
@@ -195,7 +191,6 @@ impl Window {
     }
 }
 
-/// No window is larger, and none moves further.
 const MOST_WINDOW: i64 = 1 << 20;
 
 /// What a convolution or a pooling does along a spatial axis (0 is the input's axis 2).
@@ -269,7 +264,6 @@ fn global_pool(input: &Tensor) -> Tensor {
     Tensor { elem: input.elem, dims: input.dims.as_ref().map(pooled), ..Tensor::default() }
 }
 
-/// The padding of each axis: before it and behind it.
 pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64, i64)>> {
     let pads = list(node, inputs, 1, "pads")?;
     let axes: Vec<usize> = match node.input_at(3) {
@@ -334,7 +328,6 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
     vec![Tensor::shaped(elem, vec![steps, directions, batch, hidden]), last.clone(), last]
 }
 
-/// The elements of a recurrent node's hidden state.
 pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
     let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
     // Its weights lie the other way around.

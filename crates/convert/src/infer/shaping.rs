@@ -4,7 +4,6 @@ use super::tensor::{MOST_ELEMENTS, Tensor, axis_of, broadcast, list, pick, sprea
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count, numbers};
 
-/// The same elements in another shape.
 fn reshaped(from: &Tensor, dims: Vec<i64>) -> Tensor {
     Tensor { elem: from.elem, dims: Some(dims), data: from.data.clone(), length: None }
 }
@@ -123,7 +122,6 @@ pub fn unsqueeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> 
     Ok(reshaped(&inputs[0], dims))
 }
 
-/// The order of axes that a `Transpose` makes.
 pub fn permutation(node: &NodeProto, rank: usize) -> Vec<usize> {
     match node.ints("perm") {
         Some(axes) => axes.iter().map(|&axis| axis as usize).collect(),
@@ -180,7 +178,6 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     })
 }
 
-/// What a `Slice` takes along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub axis: usize,

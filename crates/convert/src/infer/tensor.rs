@@ -12,34 +12,28 @@ pub const MOST_ELEMENTS: i64 = 1 << 14;
 /// Products of lengths saturate.
 pub const MOST_LENGTH: i64 = 1 << 40;
 
-/// No tensor has more axes.
 const MOST_AXES: usize = 64;
 
-/// What is known about a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensor {
     /// The data type; 0 if unknown.
     pub elem: i32,
     /// The shape; that of an element for a sequence.
     pub dims: Option<Vec<i64>>,
-    /// The content of a small tensor.
     pub data: Option<Arc<[f64]>>,
     /// For a sequence, how many tensors it has.
     pub length: Option<i64>,
 }
 
 impl Tensor {
-    /// A tensor of a known shape.
     pub fn shaped(elem: i32, dims: Vec<i64>) -> Self {
         Self { elem, dims: Some(dims), ..Self::default() }
     }
 
-    /// A tensor with a known type and an unknown shape.
     pub fn open(elem: i32) -> Self {
         Self { elem, ..Self::default() }
     }
 
-    /// A tensor with its content, which is dropped if it is large or doesn't fit.
     pub fn with_data(elem: i32, dims: Vec<i64>, data: Vec<f64>) -> Self {
         let fits = element_count(&dims) <= MOST_ELEMENTS && usize::try_from(element_count(&dims)) == Ok(data.len());
         Self { elem, dims: Some(dims), data: fits.then(|| data.into()), length: None }
@@ -59,17 +53,14 @@ impl Tensor {
         }
     }
 
-    /// The content as integers.
     pub fn ints(&self) -> Option<Vec<i64>> {
         self.data.as_ref().map(|data| data.iter().map(|&value| value as i64).collect())
     }
 
-    /// Whether each element is known to have this value.
     pub fn is_full_of(&self, value: f64) -> bool {
         self.data.as_ref().is_some_and(|data| data.iter().all(|&element| element == value))
     }
 
-    /// The only element.
     pub fn scalar(&self) -> Option<f64> {
         match self.data.as_deref() {
             Some(&[value]) => Some(value),
@@ -84,7 +75,6 @@ impl Tensor {
     }
 }
 
-/// An axis counted from the front.
 pub fn axis_of(axis: i64, rank: usize) -> Result<usize, String> {
     let rank = i64::try_from(rank).unwrap_or(i64::MAX);
     let counted = if axis < 0 { axis + rank } else { axis };
@@ -133,7 +123,6 @@ pub fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) 
     }
 }
 
-/// The shape that shapes broadcast to.
 pub fn broadcast(all: &[&[i64]]) -> Result<Vec<i64>, String> {
     let rank = all.iter().map(|dims| dims.len()).max().unwrap_or_default();
     let mut out = vec![1; rank];
@@ -149,7 +138,6 @@ pub fn broadcast(all: &[&[i64]]) -> Result<Vec<i64>, String> {
     Ok(out)
 }
 
-/// The elements of a tensor, broadcast to a shape.
 pub fn spread(tensor: &Tensor, dims: &[i64]) -> Option<Vec<f64>> {
     let (own, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
     if own == dims {

@@ -14,12 +14,9 @@ use crate::pairs::StatePair;
 /// infers for a Slice has 2^31 or more.
 const MOST_ELEMENTS: i64 = 1 << 26;
 
-/// Context of an input that is wired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The input, as `graph.tensor`.
     pub input: String,
-    /// Elements that are prepended to the new ones.
     pub elements: i64,
     /// Their axis. Without it, there must be one that is open or longer than the context.
     pub axis: Option<usize>,
@@ -27,18 +24,13 @@ pub struct Context {
     pub whole: bool,
 }
 
-/// A context in the joined graph.
 #[derive(Clone, Debug)]
 pub struct PlannedContext {
     /// The input of the graph, by its own name.
     pub input: String,
-    /// The state.
     pub pair: StatePair,
-    /// Elements that are kept.
     pub elements: i64,
-    /// Their axis.
     pub axis: usize,
-    /// The tensor that the wire brings.
     source: String,
     elem: i32,
     dims: Vec<Dim>,
@@ -64,13 +56,11 @@ pub fn contexts(text: &str) -> Option<Vec<Context>> {
     words.map(context).collect::<Option<Vec<_>>>().filter(|read| !read.is_empty())
 }
 
-/// The context of the input that a link leads to.
 pub fn of<'a>(contexts: &'a [Context], parts: &[Read], link: &Link) -> Option<&'a Context> {
     let name = parts[link.to.graph].full(&link.to.tensor);
     contexts.iter().find(|context| context.input == name)
 }
 
-/// Refuses contexts of inputs that aren't there, and second ones.
 pub fn check(contexts: &[Context], parts: &[Read]) -> Result<(), JoinError> {
     for (index, Context { input, elements, .. }) in contexts.iter().enumerate() {
         let to = end(parts, input)?;
@@ -134,7 +124,6 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
     })
 }
 
-/// Whether the new elements can follow the context.
 fn may_follow(given: &[Dim], taken: &[Dim], axis: usize, context: &Context) -> bool {
     let fits = |(at, (given, taken)): (usize, (&Dim, &Dim))| match (given, taken) {
         (Dim::Known(new), Dim::Known(window)) if at == axis => !context.whole && window - context.elements == *new,
@@ -171,7 +160,6 @@ fn axis(context: &Context, taken: &[Dim]) -> Result<usize, JoinError> {
 }
 
 impl PlannedContext {
-    /// Adds the state, and the nodes that prepend it. `joined` is the input's name in the joined graph.
     pub fn add(&self, graph: &mut GraphProto, joined: &str) {
         let StatePair { input, output } = &self.pair;
         let [start, end, axis] = ["start", "end", "axis"].map(|own| format!("{input}/{own}"));

@@ -4,9 +4,7 @@ use crate::onnx::ReadError;
 use crate::pairs::StatePair;
 use crate::prepared::ConvertError;
 
-/// Why graphs aren't joined.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum JoinError {
     #[error(
         "'{0}' can't be the name of a graph: letters, digits, '_' and '-' are expected, because '.' ends the name in \

@@ -5,22 +5,15 @@
 
 use crate::builtin::builtin_names;
 
-/// A graph of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedGraph {
-    /// What its tensors' names begin with.
     pub name: String,
-    /// Where it is.
     pub from: GraphFrom,
 }
 
-/// Where a graph of the list is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GraphFrom {
-    /// A file's path, as it is written.
     File(String),
-    /// A built-in graph.
-    #[expect(missing_docs, reason = "the names say it")]
     Builtin { graph: String, options: Vec<String> },
 }
 
@@ -63,7 +56,6 @@ pub fn graphs<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<Listed
     Ok(listed)
 }
 
-/// The name of a file without its folder and its last extension.
 fn stem(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })

@@ -15,7 +15,6 @@ use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple}
 /// The oldest version of ONNX's format with functions in a model.
 const IR_OF_FUNCTIONS: i64 = 8;
 
-/// The new names of each graph's tensors and symbols.
 pub fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Names>, JoinError> {
     let mut all: Vec<Names> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
@@ -63,7 +62,6 @@ pub fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>, JoinEr
     Ok(None)
 }
 
-/// Gives the inputs and outputs a batch that is fixed.
 pub fn fix_batch(graph: &mut GraphProto, rows: i64) {
     for value in graph.input.iter_mut().chain(&mut graph.output) {
         let Some(mut dims) = value.dims() else { continue };
@@ -157,7 +155,6 @@ fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProt
     Ok(merged)
 }
 
-/// Notes where another state starts.
 pub fn add_initial_state(model: &mut ModelProto, state: Option<InitialState>) {
     let Some(state) = state else { return };
     let is_noted = |entry: &&StringStringEntryProto| entry.key() == INITIAL_STATES;
@@ -182,7 +179,6 @@ pub fn take_graph(part: &mut Read, names: &Names) -> GraphProto {
     graph
 }
 
-/// Adds a graph whose names are new.
 pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
     let mut outputs = std::mem::take(&mut part.graph.output);
     let passed_on: Vec<String> = outputs.iter().map(|output| output.name().to_owned()).collect();

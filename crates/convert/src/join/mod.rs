@@ -34,7 +34,6 @@ pub use search::{
 use wires::{Link, check, end, find, resolved};
 pub use wires::{Wire, wires};
 
-/// What joining may be told.
 #[derive(Clone, Debug, Default)]
 pub struct JoinOptions {
     /// The wires, by names of the form `graph.tensor`. Equal names need none.
@@ -45,20 +44,16 @@ pub struct JoinOptions {
     pub dims: Vec<(String, Vec<Dim>)>,
     /// Context of inputs that are wired. That of an input of requests has no effect: see [`Plan::has_context`].
     pub contexts: Vec<Context>,
-    /// Outputs that stay although they are wired.
     pub outputs: Vec<String>,
-    /// Finds tokens in the graph.
     pub search: Option<Search>,
     /// The texts of the tokens, by number, if responses have them.
     pub pieces: Option<Vec<String>>,
 }
 
-/// A joined model.
 #[derive(Clone, Debug)]
 pub struct Joined {
     /// The model, and what it has. Nothing in it was converted but the names of its states.
     pub converted: Converted,
-    /// How the graphs run one after the other.
     pub plan: Plan,
 }
 
@@ -67,18 +62,14 @@ pub struct Joined {
 pub struct Plan {
     /// The inputs of each graph that take a tensor of an earlier one.
     pub parts: Vec<PlannedPart>,
-    /// How tokens are found, if they are.
     pub search: Option<SearchPlan>,
 }
 
-/// How one graph runs.
 #[derive(Clone, Debug)]
 pub struct PlannedPart {
     /// What the names of its tensors begin with.
     pub name: String,
-    /// The inputs of the graph that are wired, and what they take.
     pub wired: Vec<(String, String)>,
-    /// Context of some of these inputs.
     pub contexts: Vec<PlannedContext>,
 }
 
@@ -88,7 +79,6 @@ impl PlannedPart {
         self.own(input).is_some_and(|own| self.wired.iter().any(|(wired, _)| wired == own))
     }
 
-    /// The graph's own name of a tensor.
     fn own<'a>(&self, name: &'a str) -> Option<&'a str> {
         name.strip_prefix(&self.name)?.strip_prefix('.')
     }
@@ -117,7 +107,6 @@ impl Plan {
     }
 }
 
-/// Joins graphs, in this order.
 pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
     if let ([part], None) = (parts, &options.search) {
         return Err(JoinError::One(part.name.clone()));
@@ -194,7 +183,6 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     Ok(Joined { converted, plan })
 }
 
-/// The graphs that no wire joins to another.
 fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning> {
     let is_of = |part: &Read, name: &str| name.split_once('.').is_some_and(|(graph, _)| graph == part.name);
     let alone = |(index, part): (usize, &Read)| {
@@ -205,7 +193,6 @@ fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning>
     parts.iter().enumerate().filter_map(alone).collect()
 }
 
-/// Reads the graphs, each with the states that the options name for it.
 fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
     let mut read: Vec<Read> = Vec::new();
     for part in parts {

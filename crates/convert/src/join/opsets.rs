@@ -10,10 +10,8 @@ use crate::onnx::{DataType, int64s};
 
 /// The oldest version from which nodes are raised. Before it, operators had attributes for broadcasting.
 const OLDEST: i64 = 7;
-/// The newest version whose changes are listed here.
 const NEWEST: i64 = 28;
 
-/// What a new version asks of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// These attributes became inputs, in this order from input 1.
@@ -32,17 +30,14 @@ enum Change {
     Spatial,
     /// The outputs of a training have another meaning.
     OneOutput,
-    /// It has this name now.
     Renamed(&'static str),
     /// The values of `mode` have other names.
     Modes(&'static [(&'static str, &'static str)]),
     /// Without this attribute, it means something else now.
     Default(&'static str, &'static str),
-    /// There is no such node any more.
     Gone,
 }
 
-/// In the order of the versions.
 const CHANGES: &[(i64, &str, Change)] = &[
     (9, "BatchNormalization", Change::Spatial),
     (9, "Scan Upsample", Change::Gone),
@@ -71,21 +66,18 @@ const CHANGES: &[(i64, &str, Change)] = &[
     (24, "Attention", Change::OneOutput),
 ];
 
-/// What keeps a graph at its version, and the node that does.
 #[derive(Debug)]
 pub struct Kept {
     pub node: Option<String>,
     pub why: String,
 }
 
-/// Raises the nodes of a graph and of the graphs inside it.
 pub fn raise(graph: &mut GraphProto, from: i64, to: i64) -> Result<(), Kept> {
     check_versions(from, to)?;
     let names = &mut Names::of(graph);
     raise_graph(graph, (from, to), names)
 }
 
-/// Raises the nodes of a function.
 pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Result<(), Kept> {
     check_versions(from, to)?;
     let value = |name: &String| ValueInfoProto { name: Some(name.clone()), ..ValueInfoProto::default() };
@@ -213,7 +205,6 @@ impl Raised<'_> {
         Ok(())
     }
 
-    /// Makes inputs of lists of integers.
     fn inputs(&mut self, node: &mut NodeProto, attributes: &[&str], first: usize) {
         for (input, attribute) in (first..).zip(attributes) {
             let Some(found) = node.attribute(attribute) else { continue };
@@ -250,7 +241,6 @@ impl Raised<'_> {
         }
     }
 
-    /// Gives a node a constant as an input.
     fn constant(&mut self, node: &mut NodeProto, input: usize, value: TensorProto) {
         let name = self.names.fresh(&format!("{}/{input}", node.label()));
         self.nodes.push(NodeProto::make("Constant", &name, &[], &[&name]).with_tensor("value", value));

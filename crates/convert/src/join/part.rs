@@ -10,10 +10,8 @@ use crate::onnx::{Dim, bracketed, function_like_operator, opset, opset_of};
 use crate::pairs::{StatePair, check_pairs, described_state_pairs};
 use crate::prepared::{ConvertError, sort_all};
 
-/// A model whose graph is joined with others.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// What its tensors' names begin with.
     pub name: String,
     /// The model. Its weights may be in files of their own.
     pub model: Bytes,
@@ -21,11 +19,9 @@ pub struct Part {
     pub folder: String,
 }
 
-/// A part that was read.
 pub struct Read {
     pub name: String,
     pub folder: String,
-    /// Without its graph.
     pub model: ModelProto,
     pub graph: GraphProto,
     /// Its states, by its own names.
@@ -158,7 +154,6 @@ pub fn dims(text: &str) -> Option<Vec<(String, Vec<Dim>)>> {
     Some(found).filter(|found| !found.is_empty())
 }
 
-/// Sets the version of ONNX's operators.
 pub fn set_opset(sets: &mut Vec<OperatorSetIdProto>, version: i64) {
     sets.retain(|set| !is_onnx(set));
     sets.insert(0, OperatorSetIdProto { domain: Some(String::new()), version: Some(version) });

@@ -9,7 +9,6 @@ use crate::pairs::{StatePair, groups};
 
 /// An output, or an input that several graphs take, and the input that takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Wire {
     pub from: String,
     pub to: String,
@@ -21,14 +20,12 @@ pub fn wires(text: &str) -> Option<Vec<Wire>> {
     Some(groups(text)?.into_iter().map(wire).collect())
 }
 
-/// A tensor of one of the graphs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub graph: usize,
     pub tensor: String,
 }
 
-/// A wire to a later graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub from: End,
@@ -37,7 +34,6 @@ pub struct Link {
     pub is_made: bool,
 }
 
-/// The graph and the tensor of `graph.tensor`.
 pub fn end(parts: &[Read], name: &str) -> Result<End, JoinError> {
     let found = name.split_once('.').and_then(|(graph, tensor)| {
         let graph = parts.iter().position(|part| part.name == graph)?;
@@ -49,7 +45,6 @@ pub fn end(parts: &[Read], name: &str) -> Result<End, JoinError> {
     })
 }
 
-/// An input or an output of a graph.
 pub fn find<'a>(
     part: &Read,
     values: &'a [ValueInfoProto],
@@ -106,7 +101,6 @@ pub fn resolved(parts: &mut [Read], wires: &[Wire]) -> Result<(Vec<Link>, Vec<St
     Ok((links, states))
 }
 
-/// The inputs of a graph that take an output of the same name.
 fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Link>, JoinError> {
     let mut links = Vec::new();
     let part = &parts[graph];
@@ -136,13 +130,11 @@ fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Lin
     Ok(links)
 }
 
-/// Refuses a wire between tensors whose types or dims differ.
 pub fn check(parts: &[Read], link: &Link) -> Result<(), JoinError> {
     let (source, target) = (link.source(parts)?, link.target(parts)?);
     if target.accepts(source) { Ok(()) } else { Err(link.disagree(parts, &difference(source, target))?) }
 }
 
-/// How the two ends of a wire differ.
 pub fn difference(source: &ValueInfoProto, target: &ValueInfoProto) -> String {
     let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
     if source.elem() != target.elem() {
@@ -177,7 +169,6 @@ impl Link {
         find(part, &part.graph.input, "input", &self.to.tensor)
     }
 
-    /// The error that its two ends don't fit, and why.
     pub fn disagree(&self, parts: &[Read], why: &str) -> Result<JoinError, JoinError> {
         let of = |value: &ValueInfoProto| {
             let dims = value.dims().map_or_else(|| "any dims".to_owned(), |dims| bracketed(&dims));

@@ -3,10 +3,8 @@
 //! The types of [`schema`] are generated from ONNX's own schema and hold every field of it, so that what is not
 //! understood survives. Weights in files of their own (`external_data`) are not read here.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 /// Made of `proto/onnx.proto` by `build.rs`.
-#[allow(missing_docs, clippy::all, rustdoc::all)]
+#[allow(clippy::all, rustdoc::all)]
 pub mod schema {
     include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
 }
@@ -27,10 +25,8 @@ use schema::{
 
 /// The name of the domain of ONNX's own operators, where it is written out.
 const ONNX_DOMAIN: &str = "ai.onnx";
-/// The domain of ONNX Runtime's own operators.
 const MICROSOFT_DOMAIN: &str = "com.microsoft";
 
-/// A dimension in a model's signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
     Known(i64),
@@ -59,10 +55,8 @@ pub fn bracketed(dims: &[Dim]) -> String {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Not protobuf, or not this message.
     #[error("it is no ONNX model: {0}")]
     Malformed(#[from] prost::DecodeError),
-    /// Some other protobuf message.
     #[error("it is no ONNX model: it has no graph")]
     NoGraph,
 }
@@ -122,12 +116,10 @@ pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
     names.find(|name| !name.is_empty())
 }
 
-/// The version of ONNX's own operators that a model uses.
 pub fn opset(model: &ModelProto) -> i64 {
     opset_of(&model.opset_import)
 }
 
-/// The version of ONNX's own operators in a list of versions.
 pub fn opset_of(sets: &[OperatorSetIdProto]) -> i64 {
     let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
     // Without an entry, ONNX means version 1.
@@ -163,7 +155,6 @@ impl NodeProto {
         self
     }
 
-    /// Replaces an attribute, or adds it.
     pub fn set(&mut self, attribute: AttributeProto) {
         // ONNX allows each attribute once.
         self.remove(attribute.name.clone().as_deref().unwrap_or_default());
@@ -194,22 +185,18 @@ impl NodeProto {
         self.attribute(name).and_then(|attribute| attribute.g.as_ref())
     }
 
-    /// The graphs inside the node: bodies and branches.
     pub fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
         self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
     }
 
-    /// The same, to change them.
     pub fn graphs_mut(&mut self) -> impl Iterator<Item = &mut GraphProto> {
         self.attribute.iter_mut().flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs))
     }
 
-    /// An input that is there.
     pub fn input_at(&self, index: usize) -> Option<&str> {
         self.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// An output that is there.
     pub fn output_at(&self, index: usize) -> Option<&str> {
         self.output.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
@@ -221,7 +208,6 @@ impl NodeProto {
         name.clone_into(&mut self.input[index]);
     }
 
-    /// Sets an output. If the list is too short, the outputs before it are left out.
     pub fn set_output(&mut self, index: usize, name: &str) {
         let length = self.output.len().max(index + 1);
         self.output.resize(length, String::new());
@@ -233,12 +219,10 @@ impl NodeProto {
         known_operator(self.domain(), self.op_type())
     }
 
-    /// How the shapes of its outputs follow from its inputs.
     pub(crate) fn shape_rule(&self) -> ShapeRule {
         operators::find(self.op()).map_or(ShapeRule::Open, |operator| operator.shape)
     }
 
-    /// How the steps go through it.
     pub(crate) fn steps_rule(&self) -> StepsRule {
         operators::find(self.op()).map_or(StepsRule::Unknown, |operator| operator.steps)
     }
@@ -326,7 +310,6 @@ impl ValueInfoProto {
     }
 }
 
-/// Whether a tensor's content is in a file of its own.
 pub fn is_external(tensor: &TensorProto) -> bool {
     tensor.data_location() == schema::tensor_proto::DataLocation::External
 }

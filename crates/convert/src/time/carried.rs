@@ -12,18 +12,11 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 pub const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i can run in steps; export the model so";
 
-/// What a loop carries from turn to turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
-    /// The same in each turn.
     Invariant,
-    /// Counts turns, from 0 by 1 if `exact`.
-    Counter {
-        exact: bool,
-    },
-    /// Collects a tensor for each turn.
+    Counter { exact: bool },
     Sequence,
-    /// Whether the loop goes on.
     Condition,
     State,
 }
@@ -41,7 +34,6 @@ impl Carried {
     }
 }
 
-/// What a carried value is.
 pub fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
     let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else {
         return Carried::State;
@@ -76,18 +68,15 @@ pub fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
     }
 }
 
-/// A constant scalar of a body.
 pub fn constant(body: &GraphProto, name: &str) -> Option<f64> {
     let shapes = Shapes::infer(body, 1, HashMap::new(), None);
     shapes.get(name).scalar()
 }
 
-/// The layouts of the places with steps.
 pub fn layouts(places: &[Place]) -> Vec<Layout> {
     places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect()
 }
 
-/// The place of what a loop gives if no steps go in.
 pub fn without_steps(places: &[Place]) -> Place {
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
         Place::Counter { exact: false }
@@ -98,7 +87,6 @@ pub fn without_steps(places: &[Place]) -> Place {
     }
 }
 
-/// The place of the last value that a `Loop` carries.
 pub fn loop_output(
     node: &NodeProto,
     body: &GraphProto,
@@ -170,7 +158,6 @@ impl Tracker<'_> {
         }
     }
 
-    /// The place of an input in a `Scan`'s body.
     pub fn scan_input(&self, node: &NodeProto, input: usize) -> Result<Place, Refusal> {
         let (name, place) = (&node.input[input], self.place(&node.input[input]));
         let (states, scanned) = scan_counts(node);
@@ -223,7 +210,6 @@ pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     }
 }
 
-/// Sequences with a tensor for each step.
 pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     match (node.op(), places) {
         ("SequenceInsert", [sequence @ Place::Sequence { .. }, Place::Last, ..]) if node.input_at(2).is_none() => {

@@ -141,7 +141,6 @@ pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]
     Ok(layout)
 }
 
-/// A normalization over these axes.
 pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[i64]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     let rank = tracker.rank(node, 0)?;

@@ -30,7 +30,6 @@ use refusal::{ONE_LENGTH, WHOLE_INPUT};
 pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
 
 impl<'a> Tracker<'a> {
-    /// Follows the steps to the outputs.
     pub fn run(&mut self) -> Result<(), Refusals> {
         let mut reached = None;
         for (index, node) in self.graph.node.iter().enumerate() {
@@ -177,7 +176,6 @@ impl<'a> Tracker<'a> {
         rules::apply(self, index, node, &places)
     }
 
-    /// Refuses a node whose shapes fit together for one length only.
     fn check_shapes(&self, node: &NodeProto) -> Result<(), Refusal> {
         let output = node.output.first().map_or("", String::as_str);
         let of = |shapes: &Shapes| shapes.conflicts.iter().find(|(name, _)| name == output).map(|(_, why)| why.clone());
@@ -409,7 +407,6 @@ impl<'a> Tracker<'a> {
         Ok(())
     }
 
-    /// The tensors from outside a body that depend on how many steps there are.
     fn sized_inside(&self, captured: &[String]) -> HashSet<String> {
         captured.iter().filter(|name| self.sized.contains(*name)).cloned().collect()
     }

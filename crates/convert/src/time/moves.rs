@@ -80,7 +80,6 @@ pub fn split(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<La
     along(tracker, node, places, axis, "takes the time axis apart, as an unrolled loop does")
 }
 
-/// An operator that mixes along one axis.
 pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, why: &str) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     match axis_of(axis, tracker.rank(node, 0)?) {
@@ -166,7 +165,6 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     Ok(Place::Certain)
 }
 
-/// Refuses the result of a node that takes certain steps.
 pub fn certain(node: &NodeProto) -> Refusal {
     refuse(node, "takes certain steps out of the whole input, which later requests don't have", ONE_STEP)
 }

@@ -108,7 +108,6 @@ impl Tracker<'_> {
     }
 }
 
-/// Refuses weights that are made of steps.
 fn check_weights(node: &NodeProto, places: &[Place]) -> Result<(), Refusal> {
     let weights = [(1, "its weights"), (2, "its weights"), (3, "its bias"), (7, "its weights")];
     let is_made_of_steps = |(input, _): &(usize, &str)| places.get(*input).is_some_and(|&place| place != Place::Free);

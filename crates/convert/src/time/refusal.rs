@@ -1,12 +1,9 @@
 //! Why a graph can't run in steps.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 use std::fmt;
 
 use crate::onnx::schema::NodeProto;
 
-/// A node in the way, and what would help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The node's name, or its first output's.
@@ -14,7 +11,6 @@ pub struct Refusal {
     pub operator: String,
     pub why: String,
     pub help: String,
-    /// What the caller could say that would help.
     pub hint: Option<Hint>,
     /// Whether it always combines steps. A reduction may not: many only check a mask.
     pub mixes: bool,
@@ -23,19 +19,13 @@ pub struct Refusal {
 /// What a caller could say about the model. Each caller has its own names for this: options, or parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Which axes of the inputs have the steps.
     Time,
-    /// Which inputs and outputs are states.
     States,
-    /// Which axes of the inputs are the batch.
     Batch,
-    /// That the batch is opened.
     OpenBatch,
-    /// That the states start at zero.
     StartAtZero,
 }
 
-/// The reason if the shapes of a node fit one number of steps only.
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
 
 pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
@@ -65,12 +55,10 @@ impl Refusal {
         Self { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
     }
 
-    /// Adds what the caller could say to prevent the refusal.
     pub fn with_hint(self, hint: Hint) -> Self {
         Self { hint: Some(hint), ..self }
     }
 
-    /// Marks a node that always combines steps.
     pub fn always_mixing(self) -> Self {
         Self { mixes: true, ..self }
     }
@@ -81,7 +69,6 @@ impl Refusal {
     }
 }
 
-/// The nodes in the way, in the order of the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusals {
     /// The node that the steps reach first.
@@ -90,7 +77,7 @@ pub struct Refusals {
     pub others: Vec<Refusal>,
 }
 
-/// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
+// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
 const MOST_LISTED: usize = 8;
 
 impl Refusals {

@@ -99,7 +99,6 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     Ok(vec![Place::At(layout?); node.output.len()])
 }
 
-/// The refusal of an operator that isn't known.
 pub fn unknown(node: &NodeProto) -> Refusal {
     // Also com.microsoft.nchwc and the like, which its optimizations make.
     let is_of_onnx_runtime = node.domain().starts_with("com.microsoft");
@@ -143,7 +142,6 @@ fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]
     Ok((NodeProto { input, ..node.clone() }, [a, b, zero]))
 }
 
-/// Inputs that broadcast to one shape.
 fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let ranks =
         (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });

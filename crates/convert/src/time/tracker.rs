@@ -20,7 +20,6 @@ pub const LONG_OVER_SHORT: i64 = 2;
 /// elements are still followed.
 pub const FAR_OVER_SHORT: i64 = 256;
 
-/// Follows the steps through a graph and the graphs inside it.
 pub struct Tracker<'a> {
     pub graph: &'a GraphProto,
     pub opset: i64,
@@ -42,7 +41,6 @@ pub struct Tracker<'a> {
     /// It follows the body of a loop, where the last step means that of the turn.
     pub in_body: bool,
     pub found: Found,
-    /// Nodes in the way, in the order of the graph.
     pub refused: Vec<Refusal>,
 }
 

@@ -8,7 +8,6 @@ use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
-/// A convolution or a pooling.
 pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its weights from the steps", HELP)) };
     if places[1..].iter().any(|&place| place != Place::Free) {
@@ -134,7 +133,6 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
     Ok(())
 }
 
-/// What padding holds.
 fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
     match node.op() {
         // Padding must not win the maximum.
@@ -157,7 +155,6 @@ fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
     }
 }
 
-/// Padding of its own.
 pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();

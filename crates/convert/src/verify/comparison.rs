@@ -36,16 +36,12 @@ const STEPS: i64 = 60;
 
 pub const ROWS_TOGETHER: &str = "rows together and alone";
 
-/// How one comparison went.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
-    /// What was compared, as in `chunks of 2`.
     pub what: String,
-    /// The output with the largest difference.
     pub output: String,
     /// The largest difference between two elements; 0 if they are equal bit by bit.
     pub largest: f64,
-    /// The step of the largest difference.
     pub step: Option<i64>,
 }
 
@@ -67,7 +63,6 @@ impl Comparison<'_> {
         })
     }
 
-    /// The steps that the original is fixed to.
     pub fn fixed_steps(&self) -> Option<i64> {
         self.report.time.iter().find_map(|seed| {
             let input = self.report.inputs.iter().find(|input| input.name == seed.input)?;
@@ -177,7 +172,6 @@ impl Comparison<'_> {
         Ok(rows.iter().zip(&axes).map(joined).collect())
     }
 
-    /// Compares models of single steps, which have their states outside, step by step.
     pub fn single_steps(&mut self, what: &str, steps: i64, rows: i64) -> Result<Compared, VerifyError> {
         let mut names = self.output_names();
         names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
@@ -224,7 +218,6 @@ impl Comparison<'_> {
         }))
     }
 
-    /// The inputs of some steps.
     pub fn part(&self, inputs: &[(String, Host)], start: i64, count: i64) -> Vec<(String, Host)> {
         let part = |(name, value): &(String, Host)| {
             let role = self.report.inputs.iter().find(|input| input.name == *name).map(|input| input.role);
@@ -238,7 +231,6 @@ impl Comparison<'_> {
         inputs.iter().map(part).collect()
     }
 
-    /// The outputs of the converted model for each chunk.
     pub fn stepped(
         &mut self,
         inputs: &[(String, Host)],
@@ -266,7 +258,6 @@ impl Comparison<'_> {
         Ok(outputs)
     }
 
-    /// Where the states start, for these inputs.
     pub fn first_states(&mut self, inputs: &[(String, Host)]) -> Result<Vec<Host>, VerifyError> {
         let rows = self.rows_of(inputs);
         let names: Vec<String> = self
@@ -368,7 +359,6 @@ impl Comparison<'_> {
         Ok(worst)
     }
 
-    /// The number of rows of these inputs.
     pub fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
         let length = |((_, value), axis): (&(String, Host), Option<usize>)| value.dims.get(axis?).copied();
         inputs.iter().zip(self.axes_of_inputs()).find_map(length).unwrap_or(1)

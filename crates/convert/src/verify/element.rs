@@ -5,7 +5,6 @@ use ort::value::{IntoTensorElementType, PrimitiveTensorElementType, TensorElemen
 
 use crate::onnx::DataType;
 
-/// An element of a tensor.
 pub trait Element: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static {
     fn of_number(number: f64) -> Self;
     fn number(&self) -> f64;
@@ -98,7 +97,6 @@ pub fn of_runtime(of_runtime: TensorElementType) -> Option<i32> {
     (DataType::Float.into()..=DataType::Bfloat16.into()).find(is)
 }
 
-/// Whether elements of this type can be compared.
 pub fn is_comparable(elem: i32) -> bool {
     with_type!(elem, T => size_of::<T>()).is_some()
 }

@@ -11,19 +11,15 @@ use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 
-/// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
+// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
 const MOST_TIME: Duration = Duration::from_secs(30);
 
-/// What a comparison takes for inputs that can't be just anything.
 #[derive(Clone, Debug)]
 pub struct Given {
     /// Steps of a chunk beside 1, 2, 7 and all.
     pub chunk: Option<i64>,
-    /// The lengths of open axes, by input.
     pub lengths: Vec<(InputAxis, i64)>,
-    /// The value of each element of an input.
     pub values: Vec<(String, f64)>,
-    /// Whole inputs.
     pub recordings: Vec<Recording>,
     /// How long a run may take. With recordings, there is no limit.
     pub run_limit: Option<Duration>,
@@ -45,7 +41,6 @@ impl Default for Given {
 
 /// An array for an input, with all steps. For a model of single steps, which has no axis for them, they come first.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Recording {
     pub input: String,
     pub elem: i32,
@@ -72,7 +67,6 @@ impl Recording {
         }
     }
 
-    /// The open dimension that isn't time.
     fn axis_of_rows(&self, report: &Report, input: &StepInput) -> Option<usize> {
         Some(row_axis_of(report, input)? + usize::from(report.time.is_empty()))
     }
@@ -131,7 +125,6 @@ pub fn as_two_rows(recordings: &[Recording], report: &Report, steps: i64) -> Opt
     Some((split.filter(|_| is_split)?, half))
 }
 
-/// The numbers of steps and rows of the recordings.
 pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>, Option<i64>), VerifyError> {
     let (mut steps, mut rows) = (None, None);
     for recording in recordings {
@@ -161,7 +154,6 @@ pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>
     Ok((steps, rows))
 }
 
-/// Refuses tensors that can't be compared.
 pub fn check_types(report: &Report) -> Result<(), VerifyError> {
     let inputs = report.inputs.iter().map(|input| (&input.name, input.elem));
     let outputs = report.outputs.iter().map(|output| (&output.name, output.elem));
@@ -172,7 +164,6 @@ pub fn check_types(report: &Report) -> Result<(), VerifyError> {
     }
 }
 
-/// Refuses values and lengths for what the model doesn't have.
 pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
     let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
     let input = |name: &str| {
@@ -224,7 +215,6 @@ pub fn has_batch(report: &Report) -> bool {
     of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
 }
 
-/// The axis of an input's rows.
 pub fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
     row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
 }

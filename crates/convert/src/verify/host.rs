@@ -3,7 +3,6 @@
 use super::element::{Element, with_type};
 use crate::onnx::{element_count, is_float, type_bytes};
 
-/// A tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub elem: i32,
@@ -11,7 +10,6 @@ pub struct Host {
     pub bytes: Vec<u8>,
 }
 
-/// How far two tensors are from each other.
 pub struct Difference {
     pub largest: f64,
     /// Where: the number of the element.
@@ -20,7 +18,6 @@ pub struct Difference {
     pub scale: f64,
 }
 
-/// A small generator of numbers that look random and are the same in each run.
 pub struct Random(u64);
 
 impl Random {
@@ -28,7 +25,6 @@ impl Random {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// Between -1 and 1.
     pub fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -72,7 +68,6 @@ impl Host {
         Self::of(self.elem, self.dims.clone(), &lengths)
     }
 
-    /// A tensor of these numbers.
     pub fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
         let bytes = with_type!(elem, T => numbers.iter().flat_map(|&number| T::of_number(number).bytes()).collect());
         let bytes = bytes.unwrap_or_default();
@@ -83,7 +78,6 @@ impl Host {
         type_bytes(self.elem).max(1)
     }
 
-    /// Entries along an axis.
     pub fn part(&self, axis: usize, start: i64, count: i64) -> Self {
         let mut dims = self.dims.clone();
         let (length, inner) = (dims[axis] as usize, element_count(&dims[axis + 1..]) as usize * self.size());
@@ -94,7 +88,6 @@ impl Host {
         Self { elem: self.elem, dims, bytes }
     }
 
-    /// Tensors joined along an axis.
     pub fn joined(parts: &[&Self], axis: usize) -> Self {
         let mut dims = parts[0].dims.clone();
         // A scalar has no axis to join along.
@@ -113,7 +106,6 @@ impl Host {
         Self { elem: parts[0].elem, dims, bytes }
     }
 
-    /// The index along an axis of an element.
     pub fn position(&self, element: usize, axis: usize) -> i64 {
         element as i64 / element_count(&self.dims[axis + 1..]) % self.dims[axis]
     }

@@ -15,10 +15,8 @@ use crate::join::{PIECES, Plan, PlannedContext};
 use crate::onnx::Dim;
 use crate::report::{Report, StepOutput};
 
-/// How much is compared.
 #[derive(Clone, Debug)]
 pub struct Amount {
-    /// Chunks, one after the other.
     pub chunks: i64,
     /// Rows of a chunk: a comparison for each number.
     pub rows: Vec<i64>,
@@ -42,10 +40,7 @@ const LENGTH: i64 = 16;
 /// The same, if an output has no element with that: a second of samples.
 const LONG: i64 = 16000;
 
-/// What is compared.
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JoinedModels<'a> {
-    /// The graphs, in their order.
     pub parts: Vec<Source<'a>>,
     pub joined: Source<'a>,
     pub amount: Amount,
@@ -106,7 +101,6 @@ fn compare(
     Ok(compared)
 }
 
-/// Prepends what a context has kept to its input, and keeps the end of the result.
 fn put_in_front(
     context: &PlannedContext,
     feeds: &mut [(String, Host)],
@@ -161,10 +155,8 @@ fn with_states_as_outputs(report: &Report) -> Report {
     report
 }
 
-/// The graphs, which run one after the other.
 struct OneByOne<'a> {
     plan: &'a Plan,
-    /// Those outside the search.
     graphs: Vec<Graph>,
     search: Option<PlainSearch<'a>>,
 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use ort::session::RunOptions;
 
-/// How often the time of a run is looked at.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every later
@@ -41,13 +40,11 @@ impl RunLimit {
         Ok(Self { limit, options, began, stop, thread: Some(thread) })
     }
 
-    /// The options of a run that begins now.
     pub fn begin(&self) -> &RunOptions {
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         &self.options
     }
 
-    /// The run is over: whether it took too long.
     pub fn end(&self) -> bool {
         let is_late = is_over(&self.began, self.limit);
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -22,7 +22,6 @@ pub use joined::{Amount, JoinedModels, verify_joined};
 use models::{Graph, Opener};
 pub use models::{Models, Source, VerifyError, environment};
 
-/// Lengths of the chunks, before strides.
 const CHUNKS: [i64; 3] = [1, 2, 7];
 
 /// Steps of a comparison of models that take one at a time.
@@ -31,10 +30,9 @@ const SINGLE_STEPS: i64 = 5;
 /// Runs of one chunk length: shorter chunks of very many steps are left out.
 const MOST_RUNS: i64 = 10_000;
 
-/// Rows where the batch is open.
 const ROWS: i64 = 2;
 
-/// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
+// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
 const ROWS_WITH_LENGTHS: i64 = 3;
 
 /// Compares the models, in chunks of 1, 2, 7 and all steps. An error says where they differ.

@@ -14,12 +14,10 @@ use super::host::Host;
 use super::limit::RunLimit;
 use crate::onnx::type_name;
 
-/// No input or state may have more elements, because running out of memory would end the process.
+// No input or state may have more elements, because running out of memory would end the process.
 pub const MOST_ELEMENTS: i64 = 1 << 26;
 
-/// Why two models can't be compared.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum VerifyError {
     #[error("the ONNX Runtime library {library} cannot be used: {why}")]
     Library { library: String, why: String },
@@ -62,14 +60,11 @@ pub enum VerifyError {
 
 /// A model to run. One in memory has no weights in files of their own.
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Source<'a> {
     File(&'a Path),
     Bytes(&'a [u8]),
 }
 
-/// The three models of a comparison.
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Models<'a> {
     pub original: Source<'a>,
     pub converted: Source<'a>,
@@ -77,7 +72,6 @@ pub struct Models<'a> {
     pub initial_states: Option<Source<'a>>,
 }
 
-/// Loads ONNX Runtime.
 pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
     let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
@@ -94,7 +88,6 @@ pub trait Runs {
     fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError>;
 }
 
-/// Where models are opened, and how long their runs may take.
 pub struct Opener<'a> {
     environment: &'a Environment,
     limit: Option<Arc<RunLimit>>,
@@ -113,7 +106,6 @@ impl<'a> Opener<'a> {
     }
 }
 
-/// A model that runs.
 pub struct Graph {
     session: Session,
     /// What errors call it, as in `the original model`.
@@ -139,12 +131,10 @@ impl Graph {
         Ok(Self { session, model: model.to_owned(), inputs, limit: opener.limit.clone() })
     }
 
-    /// The names of the inputs.
     pub fn inputs(&self) -> &[String] {
         &self.inputs
     }
 
-    /// The names of the outputs.
     pub fn outputs(&self) -> Vec<String> {
         self.session.outputs().iter().map(|output| output.name().to_owned()).collect()
     }

@@ -14,7 +14,6 @@ const REQUESTS: [i64; 4] = [3, 2, 4, 2];
 /// How many steps of each request a row has. In the last request it has all, so that the last step belongs to every row.
 const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
 
-/// The inputs of one row, its states, or its outputs.
 type Row = Vec<Host>;
 
 impl Comparison<'_> {
@@ -183,7 +182,6 @@ impl Comparison<'_> {
     }
 }
 
-/// One row of a tensor. One without an axis for rows is the same for all.
 fn part(value: &Host, axis: Option<usize>, row: usize) -> Host {
     axis.map_or_else(|| value.clone(), |axis| value.part(axis, row as i64, 1))
 }
@@ -192,7 +190,6 @@ fn parts(values: &[Host], axes: &[Option<usize>], row: usize) -> Row {
     values.iter().zip(axes).map(|(value, axis)| part(value, *axis, row)).collect()
 }
 
-/// The tensors of several rows together.
 fn joined(rows: &[Row], axes: &[Option<usize>]) -> Vec<Host> {
     let of_all = |(index, axis): (usize, &Option<usize>)| {
         let values: Vec<&Host> = rows.iter().map(|row| &row[index]).collect();

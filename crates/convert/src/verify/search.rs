@@ -13,22 +13,18 @@ use crate::onnx::DataType;
 /// Two logits are as good as equal if they differ by less than this part of the larger one.
 const NEAR: f64 = 1e-5;
 
-/// The graphs inside a search, and what was found so far.
 pub struct PlainSearch<'a> {
     plan: &'a SearchPlan,
     predictor: Option<Graph>,
     /// If it isn't the predictor.
     joint: Option<Graph>,
-    /// Tokens that were found.
     pub tokens: usize,
     /// Decisions between two logits that rounding may change.
     pub near_ties: usize,
 }
 
-/// A token and its frame.
 type Found = (i64, i64);
 
-/// What a row ends with.
 struct Row {
     found: Vec<Found>,
     last: Vec<f64>,
@@ -154,7 +150,6 @@ impl<'a> PlainSearch<'a> {
         Ok(row)
     }
 
-    /// The logits of a frame, and the predictor's states after a token.
     fn logits(
         &mut self,
         plan: &TransducerPlan,
@@ -196,7 +191,6 @@ impl<'a> PlainSearch<'a> {
         Ok((token, plan.durations.get(at).copied().unwrap_or_default()))
     }
 
-    /// The first of the largest logits.
     fn best(&mut self, numbers: &[f64], blank: i64) -> Result<i64, VerifyError> {
         if numbers.len() as i64 <= blank {
             return Err(VerifyError::Blank { blank, tokens: numbers.len() });
@@ -212,7 +206,6 @@ impl<'a> PlainSearch<'a> {
     }
 }
 
-/// One row of a tensor.
 fn row_of(value: &Host, axis: usize, row: i64) -> Result<Host, VerifyError> {
     let has_row = value.dims.get(axis).is_some_and(|&rows| row < rows);
     if has_row {
@@ -222,12 +215,10 @@ fn row_of(value: &Host, axis: usize, row: i64) -> Result<Host, VerifyError> {
     }
 }
 
-/// The graphs can't be run one after the other.
 pub fn failed(why: &str) -> VerifyError {
     VerifyError::Run { model: "running the graphs one by one".to_owned(), why: why.to_owned() }
 }
 
-/// One frame with the dimensions that the joint takes.
 fn as_taken(plan: &TransducerPlan, frame: Host) -> Host {
     let features = frame.dims[3 - plan.frames_axis];
     let dims = match plan.takes {
@@ -238,7 +229,6 @@ fn as_taken(plan: &TransducerPlan, frame: Host) -> Host {
     Host { dims, ..frame }
 }
 
-/// Runs the predictor: these outputs, and its next states.
 fn predict(
     predictor: &mut Graph,
     plan: &TransducerPlan,
@@ -262,7 +252,6 @@ fn predict(
     Ok((made, next))
 }
 
-/// The outputs of a search. Rows are filled up.
 fn packed(rows: &[Row], width: usize, elem_of_last: i32) -> Vec<(String, Host)> {
     let number = DataType::Int64.into();
     let count = rows.len() as i64;

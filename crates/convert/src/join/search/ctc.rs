@@ -10,12 +10,10 @@ use crate::join::part::Read;
 use crate::onnx::schema::GraphProto;
 use crate::onnx::{bracketed, int64s};
 
-/// How the tokens of CTC are found.
 #[derive(Clone, Debug)]
 pub struct CtcPlan {
     /// The output with the logits of all frames, `[rows, frames, tokens]`.
     pub logits: String,
-    /// The token that stands for none.
     pub blank: i64,
 }
 

@@ -29,9 +29,7 @@ pub use options::{
 pub use pieces::read_pieces;
 pub use plan::{Joint, TransducerPlan};
 
-/// How the tokens are found, for the comparison.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum SearchPlan {
     Ctc(CtcPlan),
     Transducer(Box<TransducerPlan>),
@@ -58,7 +56,6 @@ pub fn plan(
 }
 
 impl SearchPlan {
-    /// The first graph that is inside the search.
     pub fn first_inside(&self, parts: usize) -> usize {
         match self {
             Self::Ctc(_) => parts,
@@ -74,7 +71,6 @@ impl SearchPlan {
         }
     }
 
-    /// Whether the search reads this tensor of the joined graph.
     pub fn reads(&self, name: &str) -> bool {
         match self {
             Self::Ctc(plan) => plan.logits == name,
@@ -94,7 +90,6 @@ impl SearchPlan {
         }
     }
 
-    /// The type of the last tokens, and how many there are.
     pub fn last(&self) -> (i32, i64) {
         match self {
             Self::Ctc(_) => (crate::onnx::DataType::Int64.into(), 1),

@@ -13,7 +13,6 @@ pub const CONSTANTS: [(&str, &[i64], &[i64]); 6] = [
     ("search.scalar", &[0], &[]),
 ];
 
-/// Nodes in the making.
 #[derive(Default)]
 pub struct Nodes(pub Vec<NodeProto>);
 
@@ -23,19 +22,16 @@ impl Nodes {
         self.with(op, own, inputs, |node| node)
     }
 
-    /// As [`Self::add`], with attributes.
     pub fn with(&mut self, op: &str, own: &str, inputs: &[&str], edit: impl FnOnce(NodeProto) -> NodeProto) -> String {
         let output = format!("{SEARCH}.{own}");
         self.push(op, &output, inputs, edit);
         output
     }
 
-    /// Adds a node whose output has any name.
     pub fn push(&mut self, op: &str, output: &str, inputs: &[&str], edit: impl FnOnce(NodeProto) -> NodeProto) {
         self.0.push(edit(NodeProto::make(op, &format!("{output}/{op}"), inputs, &[output])));
     }
 
-    /// A tensor as another type.
     pub fn cast(&mut self, own: &str, input: &str, elem: i32) -> String {
         self.with("Cast", own, &[input], |node| node.with_int("to", elem.into()))
     }

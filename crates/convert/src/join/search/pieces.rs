@@ -9,16 +9,15 @@ use crate::join::error::JoinError;
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, TensorProto};
 
-/// Most tokens of a file, so that a wrong number takes no memory.
+// Most tokens of a file, so that a wrong number takes no memory.
 const MOST_PIECES: usize = 1 << 20;
 
-/// Most bytes of a file, so that a wrong one takes no memory.
+// Most bytes of a file, so that a wrong one takes no memory.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Most characters of a line in an error: a wrong file may be one long line.
+// Most characters of a line in an error: a wrong file may be one long line.
 const MOST_SHOWN: usize = 80;
 
-/// Reads the file of the pieces. The error says what is wrong with it.
 pub fn read_pieces(file: &Path) -> Result<Vec<String>, String> {
     let unreadable = |error| format!("it can't be read: {error}");
     let bytes = fs::metadata(file).map_err(unreadable)?.len();
@@ -81,7 +80,6 @@ pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<(), 
     }
 }
 
-/// Adds the output with the piece of each token, and the pieces.
 pub fn add(graph: &mut GraphProto, pieces: &[String]) {
     let table = "search.pieces";
     // Rows are filled up with -1, which counts from the end, where the empty text is.

@@ -14,7 +14,6 @@ use crate::pairs::StatePair;
 /// more frames behind the token that it finds.
 const WINDOW: i64 = 4;
 
-/// Most last tokens that a predictor may take.
 const MOST_CONTEXT: i64 = 1024;
 
 /// How a transducer's tokens are found. Names of tensors inside are those of their graph.
@@ -22,43 +21,28 @@ const MOST_CONTEXT: i64 = 1024;
 pub struct TransducerPlan {
     /// The graph that takes the last tokens.
     pub predictor: usize,
-    /// The graph that gives the logits. It may be the same.
     pub joint: usize,
     /// The frames, by their name in the joined graph: `[rows, frames, features]`, or with the frames on axis 2.
     pub frames: String,
-    /// The axis of the frames.
     pub frames_axis: usize,
-    /// The joint's input that takes frames.
     pub frames_input: String,
-    /// How the joint takes them.
     pub takes: Joint,
-    /// Frames in one turn.
     pub window: i64,
-    /// The predictor's input of the last tokens, and whether it is `[rows]` without an axis for them.
     pub tokens_input: String,
-    /// See `tokens_input`.
     pub is_flat: bool,
-    /// The type of tokens.
     pub tokens_elem: i32,
-    /// How many last tokens the predictor takes.
     pub context: i64,
-    /// The predictor's input of the number of these tokens, and its type.
     pub lengths_input: Option<(String, i32)>,
     /// Outputs of the predictor, and the inputs of the joint that take them, if they are two graphs.
     pub passed: Vec<(String, String)>,
-    /// The predictor's states.
     pub states: Vec<PredictorState>,
-    /// The joint's output with the logits.
     pub logits: String,
-    /// The token that stands for none.
     pub blank: i64,
-    /// Most tokens in a frame.
     pub max_tokens: i64,
     /// How many frames the search goes on by, for each of the last logits. Empty without such logits.
     pub durations: Vec<i64>,
 }
 
-/// How the joint takes frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joint {
     /// Several at once, along this axis.
@@ -67,7 +51,6 @@ pub enum Joint {
     InRows(Option<usize>),
 }
 
-/// A state of a predictor.
 #[derive(Clone, Debug)]
 pub struct PredictorState {
     pub pair: StatePair,
@@ -225,7 +208,6 @@ fn frames(source: &ValueInfoProto, target: &ValueInfoProto) -> Option<(usize, Jo
     Some((axis, takes, takes_rows))
 }
 
-/// The predictor's inputs of tokens.
 struct Tokens {
     input: String,
     elem: i32,
@@ -275,7 +257,6 @@ fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens, Jo
     Ok(Tokens { input: input.name().to_owned(), elem: input.elem(), is_flat: dims.len() == 1, context, lengths })
 }
 
-/// The states of the predictor, and the axes of their rows.
 fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinError> {
     let mut states = Vec::new();
     for pair in &part.pairs {
@@ -306,7 +287,6 @@ fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinE
     Ok(states)
 }
 
-/// How many of the logits are durations.
 fn duration_count(search: &Search) -> i64 {
     match &search.kind {
         SearchKind::Transducer { durations, .. } => durations.len() as i64,
@@ -322,7 +302,6 @@ pub fn token_count(logits: &ValueInfoProto, search: &Search) -> Option<i64> {
     }
 }
 
-/// The output of a graph that has the logits.
 pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a ValueInfoProto, JoinError> {
     let outputs = &part.graph.output;
     let found = match &search.logits {

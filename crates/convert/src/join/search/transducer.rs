@@ -32,7 +32,6 @@ fn found(name: &str) -> String {
     format!("{name}/found")
 }
 
-/// Adds the loop, and the states of the predictor.
 pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], names: &mut [Names], rows: &Dim) {
     let states: Vec<NamedState> = plan.states.iter().map(|state| named_state(plan, state, names, rows)).collect();
     let passed = name_inputs(plan, names);
@@ -85,7 +84,6 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
     }
 }
 
-/// A state of the predictor in the joined graph.
 struct NamedState {
     input: String,
     output: String,
@@ -139,11 +137,8 @@ fn repeated(number: usize) -> String {
     format!("{SEARCH}.predicted_{number}")
 }
 
-/// What the loop gets.
 struct Before {
-    /// The most turns.
     turns: String,
-    /// Zero for each row.
     start: String,
 }
 
@@ -212,19 +207,16 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
     Before { turns, start }
 }
 
-/// A tensor of one element, which is 0.
 fn zero_of(elem: i32) -> TensorProto {
     let bytes = vec![0; type_bytes(elem)];
     TensorProto { data_type: Some(elem), dims: vec![1], raw_data: Some(bytes.into()), ..TensorProto::default() }
 }
 
-/// A tensor of one integer.
 fn number(elem: i32, value: i64) -> TensorProto {
     let bytes = if elem == INT32 { (value as i32).to_le_bytes().to_vec() } else { value.to_le_bytes().to_vec() };
     TensorProto { data_type: Some(elem), dims: vec![1], raw_data: Some(bytes.into()), ..TensorProto::default() }
 }
 
-/// The body of the loop.
 fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: &str, rows: &Dim) -> GraphProto {
     let mut nodes = Nodes::default();
     // A jump may have ended behind the frames.
@@ -259,15 +251,12 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     body(plan, nodes, states, rows)
 }
 
-/// What a turn finds, in the first frame with a token.
 struct Hit {
-    /// Its position in the window.
     first: String,
     frame: String,
     is_hit: String,
 }
 
-/// The first frame of the window whose best token isn't blank. Makes `search.token_of_turn` and `search.frame_of_turn`.
 fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> Hit {
     let best = nodes.with("ArgMax", "best", &[logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
     let is_blank = nodes.add("Equal", "is_blank", &[&best, "search.blank"]);
@@ -288,7 +277,6 @@ fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> Hit {
     Hit { first, frame, is_hit }
 }
 
-/// The logits of tokens, and the best duration of each row.
 fn without_durations(nodes: &mut Nodes, logits: &str) -> (String, String) {
     let [from, to, axis] = ["search.first_duration", "search.end", "search.2"];
     let last = nodes.add("Slice", "duration_logits", &[logits, from, to, axis]);
@@ -298,7 +286,6 @@ fn without_durations(nodes: &mut Nodes, logits: &str) -> (String, String) {
     (nodes.add("Slice", "token_logits", &[logits, "search.0", from, axis]), duration)
 }
 
-/// The graph of these nodes, with the values that the loop carries.
 fn body(plan: &TransducerPlan, nodes: Nodes, states: &[NamedState], rows: &Dim) -> GraphProto {
     let row = std::slice::from_ref(rows);
     let tokens = [rows.clone(), Dim::Known(plan.context)];
@@ -382,7 +369,6 @@ fn window(nodes: &mut Nodes, plan: &TransducerPlan, column: &str) {
     }
 }
 
-/// Appends the token in rows where one was found.
 fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan) {
     let (last, token) = (kept(LAST), "search.token_column");
     let token =
@@ -396,7 +382,6 @@ fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan) {
     nodes.push("Where", &format!("{LAST_NEXT}/turn"), &["search.is_hit_column", &new, &last], |node| node);
 }
 
-/// Takes a state's next value in rows where a token was found.
 fn keep_state(nodes: &mut Nodes, state: &NamedState) {
     let mut shape = vec![1; state.dims.len()];
     if let Some(axis) = state.rows {
