@@ -80,10 +80,7 @@ pub fn pairs_by_names(graph: &GraphProto) -> Result<Vec<StatePair>, Vec<StatePai
         readings.iter().all(|&(other, another, best)| !shares_end(other, another) || best <= strength)
     };
     let likely: Vec<_> = readings.iter().filter(is_best).collect();
-    let pair = |input: &ValueInfoProto, output: &ValueInfoProto| StatePair {
-        input: input.name().to_owned(),
-        output: output.name().to_owned(),
-    };
+    let pair = |input: &ValueInfoProto, output: &ValueInfoProto| StatePair::new(input.name(), output.name());
     let has_rival = |&&&(input, output, _): &&&(&ValueInfoProto, &ValueInfoProto, u8)| {
         likely.iter().any(|&&(other, another, _)| (other == input) != (another == output))
     };

@@ -1,6 +1,5 @@
 //! What a conversion did.
 
-use std::fmt;
 use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -46,8 +45,9 @@ impl State {
         node: &str,
         operator: &str,
     ) -> Self {
-        let open = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count();
-        let length = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { 1 };
+        let open = dims.iter().filter(|dim| !dim.is_known()).count();
+        // The open dimension is the batch, of which a sequence has one row. With two, the size is not known.
+        let length = |dim: &Dim| dim.known().unwrap_or(1);
         let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);
         Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }
     }
@@ -122,36 +122,47 @@ pub struct InitialState {
     pub value: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
+    #[error(
+        "the states of {} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held when \
+         it was exported", .0.join(", ")
+    )]
     StartAtConstants(Vec<String>),
-    TwoBatches {
-        taken: String,
-        other: String,
-    },
+    #[error("{taken} was taken for the batch, and {other} could be opened, too")]
+    TwoBatches { taken: String, other: String },
     /// The model takes so many rows, along this axis.
-    FixedBatch {
-        axis: InputAxis,
-        rows: i64,
-    },
+    #[error("{}", fixed(axis, *rows))]
+    FixedBatch { axis: InputAxis, rows: i64 },
     /// The model takes one row, along this axis, and this is in the way of more.
-    ClosedBatch {
-        axis: InputAxis,
-        refusal: Box<Refusal>,
-    },
+    #[error("{axis} has one row, so sequences don't share runs, and the batch can't be opened: {refusal}")]
+    ClosedBatch { axis: InputAxis, refusal: Box<Refusal> },
+    #[error(
+        "{} take one quantization scale over a whole request, so answers depend a little on its length", .0.join(", ")
+    )]
     Quantizes(Vec<String>),
     /// These nodes of a joined model take one quantization scale over all rows of a run.
+    #[error(
+        "{} one quantization scale over all rows of a run, so each sequence has runs of its own, and the comparison has one row",
+        takers(.0)
+    )]
     ScaleOfRows(Vec<String>),
+    #[error(
+        "no wire leads to graph '{0}' or from it, so it only shares the requests of the others: are the names and the order of \
+         the graphs right?"
+    )]
     Unwired(String),
+    #[error("the number of steps in a request must be a multiple of {0}, because the model has a stride over time")]
     StepsMultiple(i64),
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
     /// has.
-    Uncut {
-        nodes: Vec<String>,
-        refusals: Refusals,
-        time: Vec<InputAxis>,
-    },
+    #[error("{}", uncut(nodes, refusals, time))]
+    Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
     /// The model continues from its own states, but these nodes need other steps of the same request.
+    #[error(
+        "these nodes need other steps, and have only those of the request. If the model's states don't hold the others, answers \
+         depend on how the steps of a sequence are cut into requests:\n{0}"
+    )]
     OfRequests(Refusals),
 }
 
@@ -162,85 +173,38 @@ impl Warning {
             Self::TwoBatches { .. } => Some(Hint::Batch),
             Self::FixedBatch { rows: 1, .. } => Some(Hint::OpenBatch),
             Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
-            Self::FixedBatch { .. }
-            | Self::ClosedBatch { .. }
-            | Self::Quantizes(_)
-            | Self::ScaleOfRows(_)
-            | Self::Unwired(_)
-            | Self::StepsMultiple(_)
-            | Self::Uncut { .. }
-            | Self::OfRequests(_) => None,
+            _ => None,
         }
     }
 }
 
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::StartAtConstants(nodes) => write!(
-                f,
-                "the states of {} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
-                 when it was exported",
-                nodes.join(", ")
-            ),
-            Self::TwoBatches { taken, other } => {
-                write!(f, "{taken} was taken for the batch, and {other} could be opened, too")
-            }
-            Self::FixedBatch { axis, rows: 1 } => {
-                write!(f, "{axis} has one row, so sequences don't share runs")
-            }
-            Self::ClosedBatch { axis, refusal } => {
-                write!(f, "{axis} has one row, so sequences don't share runs, and the batch can't be opened: {refusal}")
-            }
-            Self::FixedBatch { axis, rows } => write!(
-                f,
-                "{axis} has {rows} rows: each request must have them, and sequences don't share runs; if that is the batch, \
-                 export the model with an open one"
-            ),
-            Self::Quantizes(nodes) => write!(
-                f,
-                "{} take one quantization scale over a whole request, so answers depend a little on its length",
-                nodes.join(", ")
-            ),
-            Self::ScaleOfRows(nodes) => write!(
-                f,
-                "{}{} one quantization scale over all rows of a run, so each sequence has runs of its own, and the comparison \
-                 has one row",
-                nodes.first().map_or("", String::as_str),
-                match nodes.len() {
-                    0 | 1 => " takes".to_owned(),
-                    more => format!(" and {} other nodes take", more - 1),
-                }
-            ),
-            Self::Unwired(graph) => write!(
-                f,
-                "no wire leads to graph '{graph}' or from it, so it only shares the requests of the others: are the names and \
-                 the order of the graphs right?"
-            ),
-            Self::StepsMultiple(steps) => write!(
-                f,
-                "the number of steps in a request must be a multiple of {steps}, because the model has a stride over time"
-            ),
-            Self::OfRequests(refusals) => write!(
-                f,
-                "these nodes need other steps, and have only those of the request. If the model's states don't hold the others, \
-                 answers depend on how the steps of a sequence are cut into requests:\n{refusals}"
-            ),
-            Self::Uncut { nodes, refusals, time } => {
-                write!(
-                    f,
-                    "these nodes got no state, so they begin anew in each request: {}. In the way:\n{refusals}\n\
-                     if each request has the whole input of these nodes, nothing is wrong",
-                    nodes.join(", ")
-                )?;
-                if !time.is_empty() {
-                    let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
-                    write!(f, "; to confirm that, name the axes that have the steps: {}", axes.join(","))?;
-                }
-                Ok(())
-            }
-        }
+fn fixed(axis: &InputAxis, rows: i64) -> String {
+    if rows == 1 {
+        return format!("{axis} has one row, so sequences don't share runs");
     }
+    format!(
+        "{axis} has {rows} rows: each request must have them, and sequences don't share runs; if that is the batch, export the \
+         model with an open one"
+    )
+}
+
+/// The first of the nodes, and how many others there are.
+fn takers(nodes: &[String]) -> String {
+    let first = nodes.first().map_or("", String::as_str);
+    if nodes.len() < 2 { format!("{first} takes") } else { format!("{first} and {} other nodes take", nodes.len() - 1) }
+}
+
+fn uncut(nodes: &[String], refusals: &Refusals, time: &[InputAxis]) -> String {
+    let mut text = format!(
+        "these nodes got no state, so they begin anew in each request: {}. In the way:\n{refusals}\n\
+         if each request has the whole input of these nodes, nothing is wrong",
+        nodes.join(", ")
+    );
+    if !time.is_empty() {
+        let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
+        text += &format!("; to confirm that, name the axes that have the steps: {}", axes.join(","));
+    }
+    text
 }
 
 // JSON has no infinite numbers.

@@ -19,8 +19,8 @@ use prost::Message;
 use operators::{ShapeRule, StepsRule};
 pub use schema::tensor_proto::DataType;
 use schema::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
+    TensorShapeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
 };
 
 /// The name of the domain of ONNX's own operators, where it is written out.
@@ -35,6 +35,25 @@ pub enum Dim {
     Open,
 }
 
+impl Dim {
+    pub fn known(&self) -> Option<i64> {
+        if let Self::Known(length) = self { Some(*length) } else { None }
+    }
+
+    /// Whether both may be one length. An exporter may name the same dimension differently, so only numbers count.
+    pub fn agrees(&self, other: &Self) -> bool {
+        !matches!((self, other), (Self::Known(a), Self::Known(b)) if a != b)
+    }
+
+    pub fn symbol(self) -> Option<String> {
+        if let Self::Symbol(name) = self { Some(name) } else { None }
+    }
+
+    pub fn is_known(&self) -> bool {
+        matches!(self, Self::Known(_))
+    }
+}
+
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -47,6 +66,10 @@ impl fmt::Display for Dim {
 
 pub fn is_float(elem: i32) -> bool {
     [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
+}
+
+pub fn names<'a>(values: impl IntoIterator<Item = &'a ValueInfoProto>) -> String {
+    values.into_iter().map(ValueInfoProto::name).collect::<Vec<_>>().join(", ")
 }
 
 pub fn bracketed(dims: &[Dim]) -> String {
@@ -146,6 +169,14 @@ impl NodeProto {
         self.with(name, AttributeType::Tensor, AttributeProto { t: Some(value), ..AttributeProto::default() })
     }
 
+    pub fn with_text(self, name: &str, value: &str) -> Self {
+        self.with(name, AttributeType::String, AttributeProto { s: Some(value.into()), ..AttributeProto::default() })
+    }
+
+    pub fn with_graph(self, name: &str, value: GraphProto) -> Self {
+        self.with(name, AttributeType::Graph, AttributeProto { g: Some(value), ..AttributeProto::default() })
+    }
+
     pub fn with_ints(self, name: &str, values: &[i64]) -> Self {
         self.with(name, AttributeType::Ints, AttributeProto { ints: values.to_vec(), ..AttributeProto::default() })
     }
@@ -203,15 +234,11 @@ impl NodeProto {
 
     /// Sets an input. If the list is too short, the inputs before it are left out.
     pub fn set_input(&mut self, index: usize, name: &str) {
-        let length = self.input.len().max(index + 1);
-        self.input.resize(length, String::new());
-        name.clone_into(&mut self.input[index]);
+        set(&mut self.input, index, name);
     }
 
     pub fn set_output(&mut self, index: usize, name: &str) {
-        let length = self.output.len().max(index + 1);
-        self.output.resize(length, String::new());
-        name.clone_into(&mut self.output[index]);
+        set(&mut self.output, index, name);
     }
 
     /// The operator's name. It is empty for an operator of an unknown domain.
@@ -245,10 +272,21 @@ impl NodeProto {
         }
     }
 
+    pub fn described(&self) -> String {
+        format!("{} '{}'", self.operator(), self.label())
+    }
+
     /// The node's name, or the name of its first output if it has none.
     pub fn label(&self) -> &str {
+        // Exporters may leave nodes without names, but an output that something reads has one.
         if self.name().is_empty() { self.output.first().map_or("", String::as_str) } else { self.name() }
     }
+}
+
+fn set(names: &mut Vec<String>, index: usize, name: &str) {
+    // ONNX leaves out an optional tensor before the last one by an empty name.
+    names.resize(names.len().max(index + 1), String::new());
+    name.clone_into(&mut names[index]);
 }
 
 impl ValueInfoProto {
@@ -274,6 +312,10 @@ impl ValueInfoProto {
         self.r#type = Some(TypeProto { denotation: None, value: Some(type_proto::Value::TensorType(tensor)) });
     }
 
+    pub fn set_dims(&mut self, dims: &[Dim]) {
+        self.set_tensor(self.elem(), dims);
+    }
+
     /// The data type of a tensor; 0 for anything else.
     pub fn elem(&self) -> i32 {
         self.as_tensor().map_or(0, type_proto::Tensor::elem_type)
@@ -293,10 +335,8 @@ impl ValueInfoProto {
 
     /// Whether its type and dims let it take what `other` gives.
     pub fn accepts(&self, other: &Self) -> bool {
-        // An exporter may name the same dimension differently at both ends, so only numbers count.
-        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
         let dims_agree = match (self.dims(), other.dims()) {
-            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.agrees(b)),
             _ => true,
         };
         self.elem() == other.elem() && dims_agree
@@ -307,6 +347,18 @@ impl ValueInfoProto {
             type_proto::Value::TensorType(tensor) => Some(tensor),
             _ => None,
         }
+    }
+}
+
+impl ModelProto {
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata_props.iter().find(|entry| entry.key() == key).map(StringStringEntryProto::value)
+    }
+
+    pub(crate) fn set_metadata(&mut self, key: &str, value: Option<String>) {
+        self.metadata_props.retain(|entry| entry.key() != key);
+        let entry = |value| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+        self.metadata_props.extend(value.map(entry));
     }
 }
 
