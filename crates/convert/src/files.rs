@@ -1,19 +1,64 @@
-//! The files of a conversion: a folder for the model until the comparison is done, and the files that are written then.
+//! From a converted model to its files: a folder for the model until the comparison is done, and the files that are written then.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, path_in};
 
-use crate::options::Shared;
-use crate::problem::{CONFIG, Problem};
-use crate::texts::config;
+use crate::options::{CONFIG, Problem, Shared};
+use crate::texts::{self, config};
+
+pub struct Origin<'a> {
+    /// The models that it is made of. Their files are never overwritten.
+    pub files: &'a [&'a Path],
+    /// The file whose folder has the weights that are in files of their own.
+    pub beside: &'a Path,
+    /// What the comparison is with, as in `the original`.
+    pub compared_with: &'a str,
+    pub chunk: Option<i64>,
+}
+
+/// Compares the model by `compare`, writes what that gives, and says what was done.
+pub fn finish(
+    converted: Converted,
+    origin: &Origin,
+    shared: &Shared,
+    compare: impl FnOnce(&WorkFolder, Converted) -> Result<(Converted, Vec<Compared>), Problem>,
+) -> Result<String, Problem> {
+    if converted.report.inputs.is_empty() {
+        let pairs: Vec<String> = converted.report.states.iter().map(|state| state.pair.to_string()).collect();
+        return Err(Problem::NothingToCarry(pairs.join(" ")));
+    }
+    let targets = Targets::of(shared);
+    if let Some(targets) = &targets {
+        targets.check_folders(&targets.names(&converted))?;
+    }
+    let folder = WorkFolder::new(origin.beside, &converted, targets.as_ref().map(Targets::folder))?;
+    if let Some(targets) = &targets {
+        targets.check(origin.files, shared.force, &folder)?;
+    }
+    let (converted, compared) = compare(&folder, converted)?;
+    if let Some(targets) = &targets {
+        targets.write(&folder, &converted, origin.chunk)?;
+    }
+    let written = targets.map(|targets| {
+        let mut files = targets.names(&converted);
+        files.splice(1..1, folder.weights_of(targets.folder()));
+        files
+    });
+    Ok(texts::done(&converted.report, &compared, written.as_deref(), shared, origin.compared_with))
+}
 
 /// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
 pub struct WorkFolder {
     path: PathBuf,
+    pub model: PathBuf,
+    /// The original as ONNX Runtime can run it, if it can't run the original.
+    pub original: PathBuf,
+    pub initial_states: PathBuf,
     source: PathBuf,
     weights: Vec<String>,
 }
@@ -23,7 +68,7 @@ impl WorkFolder {
         let source = here(original.parent()).to_owned();
         let weights = converted.weights.clone();
         for file in &weights {
-            path_in(&source, file).map_err(|why| Problem::Weights { model: original.to_owned(), why })?;
+            path_in(&source, file).map_err(|why| Problem::file(original, why))?;
         }
         // Links to weights need the same file system.
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
@@ -40,33 +85,25 @@ impl WorkFolder {
             }
         }
         result.map_err(at(&path))?;
-        let folder = Self { path, source, weights };
+        let [model, original, initial_states] =
+            ["converted.onnx", "original.onnx", "initial_states.onnx"].map(|name| path.join(name));
+        let folder = Self { path, model, original, initial_states, source, weights };
         for file in &folder.weights {
-            link(&folder.source.join(file), &folder.path.join(file))?;
+            let (from, to) = (folder.source.join(file), folder.path.join(file));
+            make_parent(&to)?;
+            // ONNX Runtime refuses symbolic links. Only another file system needs a copy.
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(|_| ())).map_err(at(&to))?;
         }
         let files = [
-            (folder.model(), Some(&converted.model)),
-            (folder.original(), converted.original.as_ref()),
-            (folder.initial_states(), converted.initial_states.as_ref()),
+            (&folder.model, Some(&converted.model)),
+            (&folder.original, converted.original.as_ref()),
+            (&folder.initial_states, converted.initial_states.as_ref()),
         ];
         for (path, bytes) in files.iter().filter_map(|(path, bytes)| Some((path, (*bytes)?))) {
             // If a file of weights had this name, writing would follow the link and overwrite it.
             fs::File::create_new(path).and_then(|mut file| file.write_all(bytes)).map_err(at(path))?;
         }
         Ok(folder)
-    }
-
-    pub fn model(&self) -> PathBuf {
-        self.path.join("converted.onnx")
-    }
-
-    /// The original as ONNX Runtime can run it, if it can't run the original.
-    pub fn original(&self) -> PathBuf {
-        self.path.join("original.onnx")
-    }
-
-    pub fn initial_states(&self) -> PathBuf {
-        self.path.join("initial_states.onnx")
     }
 
     pub fn weights(&self) -> impl Iterator<Item = PathBuf> {
@@ -92,14 +129,6 @@ pub fn make_parent(path: &Path) -> Result<(), Problem> {
     path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
 }
 
-fn link(from: &Path, to: &Path) -> Result<(), Problem> {
-    make_parent(to)?;
-    match fs::hard_link(from, to) {
-        Ok(()) => Ok(()),
-        Err(_) => fs::copy(from, to).map(|_| ()).map_err(at(to)),
-    }
-}
-
 impl Drop for WorkFolder {
     fn drop(&mut self) {
         // If this fails, the system's folder of temporary files keeps it.
@@ -108,9 +137,9 @@ impl Drop for WorkFolder {
 }
 
 pub struct Targets {
-    model: PathBuf,
+    pub model: PathBuf,
     initial_states: PathBuf,
-    config: Option<PathBuf>,
+    pub config: Option<PathBuf>,
 }
 
 impl Targets {
@@ -137,24 +166,9 @@ impl Targets {
         self.model.parent().unwrap_or(Path::new(""))
     }
 
-    pub fn model(&self) -> &Path {
-        &self.model
-    }
-
-    pub fn config(&self) -> Option<&Path> {
-        self.config.as_deref()
-    }
-
     pub fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
         [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
-    }
-
-    pub fn written(&self, converted: &Converted, folder: &WorkFolder) -> Vec<PathBuf> {
-        let mut files = self.names(converted);
-        let weights = folder.weights_of(self.folder());
-        files.splice(1..1, weights);
-        files
     }
 
     pub fn check_folders(&self, names: &[PathBuf]) -> Result<(), Problem> {
@@ -210,8 +224,16 @@ impl Targets {
 /// Writes all files, or none.
 pub fn write_files(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     // A rename is atomic, and all files are complete by then.
-    let done = write_parts(files)
-        .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
+    let write = |(path, content): &(PathBuf, Content)| {
+        make_parent(path)?;
+        let written = match content {
+            Content::Bytes(bytes) => fs::write(part(path), bytes),
+            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
+        };
+        written.map_err(at(path))
+    };
+    let rename = |(path, _): &(PathBuf, Content)| fs::rename(part(path), path).map_err(at(path));
+    let done = files.iter().try_for_each(write).and_then(|()| files.iter().try_for_each(rename));
     if done.is_err() {
         // Half-written files would look like a result.
         files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
@@ -229,17 +251,6 @@ fn part(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     name.into()
-}
-
-fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
-    files.iter().try_for_each(|(path, content)| {
-        make_parent(path)?;
-        let written = match content {
-            Content::Bytes(bytes) => fs::write(part(path), bytes),
-            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
-        };
-        written.map_err(at(path))
-    })
 }
 
 fn is_same_file(a: &Path, b: &Path) -> bool {
