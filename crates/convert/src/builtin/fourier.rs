@@ -1,9 +1,10 @@
 //! The short-time Fourier transform and its inverse, for models that take spectra.
 
+use std::num::NonZeroUsize;
+
 use super::builder::{Builder, END};
-use super::framing::{AUDIO, CACHE, FRAMES, Framing, NEXT_CACHE};
+use super::framing::{AUDIO, CACHE, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Window, inverse, transform};
 use super::options::{BuiltinError, Options};
-use super::windows::{Window, inverse, transform};
 use crate::onnx::schema::ModelProto;
 use crate::report::{STEPS_MULTIPLE, StepsMultiple};
 
@@ -26,8 +27,6 @@ struct Transform {
     layout: Layout,
 }
 
-// Samples in the longest frame: its Fourier transform has 64 MiB.
-const MOST_SAMPLES: usize = 4096;
 /// Frames that overlap at one sample, each with nodes of its own.
 const MOST_HOPS: usize = 64;
 
@@ -118,10 +117,10 @@ pub fn stft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     }
     graph.output(NEXT_CACHE, &format!("batch {kept}"));
     // The state has a fixed length, so it can't hold a part of a hop.
-    let multiple = hop
-        .try_into()
-        .map_or_else(|_| Vec::new(), |multiple| vec![StepsMultiple { input: AUDIO.to_owned(), axis: 1, multiple }]);
-    Ok(graph.model(options.described(), &[(STEPS_MULTIPLE, serde_json::json!(multiple).to_string())]))
+    let multiple = NonZeroUsize::new(hop).map(|multiple| StepsMultiple { input: AUDIO.to_owned(), axis: 1, multiple });
+    let mut model = graph.model(options.described());
+    model.set_metadata(STEPS_MULTIPLE, Some(serde_json::json!(multiple.as_slice()).to_string()));
+    Ok(model)
 }
 
 pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
@@ -133,17 +132,18 @@ pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let overlap = made.overlap();
     let weights: Vec<f64> = made.window.iter().enumerate().map(|(at, weight)| weight / overlap[at % hop]).collect();
     let hops = frame.div_ceil(hop);
+    // Zeros fill up the last hop, so that a frame can be cut into whole hops and each is added by itself.
     let matrix = inverse(&weights, hops * hop);
     let matrix = graph.floats("windowed_inverse_transform", &[2 * bins, hops * hop], &matrix);
     graph.node("MatMul", &["parts", &matrix], FRAMES);
     add_overlap(&mut graph, FRAMES, hops as i64, hop as i64);
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
 pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let frame = options.int("frame", 512, 4..=MOST_SAMPLES)?;
     let layout = read_layout(options)?;
-    let has_mask = options.choice("mask", &[("false", false), ("true", true)])?;
+    let has_mask = options.flag("mask", false)?;
     options.finish()?;
     if has_mask && layout != Layout::Polar {
         return Err(options.wrong("mask", "true needs layout=polar, where it is multiplied with magnitudes"));
@@ -154,7 +154,7 @@ pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let matrix = graph.floats("inverse_transform", &[2 * bins, frame], &inverse(&vec![1.0; frame], frame));
     graph.node("MatMul", &["parts", &matrix], FRAMES);
     graph.output(FRAMES, &format!("batch frames {frame}"));
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
 pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
@@ -173,7 +173,7 @@ pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
         "whole_hops"
     };
     add_overlap(&mut graph, whole, hops as i64, hop as i64);
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
 /// Real and imaginary parts of a spectrum that is an input: `parts`, `[batch, frames, 2 · bins]`. A mask, one more input, is
@@ -236,6 +236,7 @@ fn add_overlap(graph: &mut Builder, frames: &str, hops: i64, hop: i64) {
     graph.input(OVERLAP, &format!("batch {} {hop}", hops - 1));
     graph.length(1, frames, "frame_count");
     let (before, behind) = (graph.ints("no_padding", &[0, 0, 0, 0]), graph.ints("none", &[0]));
+    // Frames reach beyond the last one, so there are more sums than frames: the rest is kept for the next request.
     graph.along("Concat", 0, &[&before, "frame_count", &behind], "padding");
     graph.node("Pad", &[OVERLAP, "padding"], "earlier_sums");
     let mut sums = vec!["earlier_sums".to_owned()];

@@ -9,9 +9,7 @@ mod builder;
 mod fbank;
 mod fourier;
 mod framing;
-mod mel;
 mod options;
-mod windows;
 
 pub use options::BuiltinError;
 
@@ -37,7 +35,7 @@ pub fn builtin_names() -> impl Iterator<Item = &'static str> {
 pub fn builtin(name: &str, options: &[&str]) -> Result<ModelProto, BuiltinError> {
     let Some((graph, make)) = GRAPHS.iter().find(|(known, _)| *known == name) else {
         let known = builtin_names().collect::<Vec<_>>().join(", ");
-        return Err(BuiltinError::Name { name: name.to_owned(), known });
+        return Err(BuiltinError(format!("there is no built-in graph '{name}': {known} are known")));
     };
     make(&mut Options::new(graph, options)?)
 }
