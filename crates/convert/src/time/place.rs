@@ -25,6 +25,12 @@ pub enum Place {
     },
 }
 
+impl Place {
+    pub fn layout(&self) -> Option<Layout> {
+        if let Self::At(layout) = self { Some(*layout) } else { None }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub axis: usize,

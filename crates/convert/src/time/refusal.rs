@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::onnx::schema::NodeProto;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operator} '{node}' {why}; {help}")]
 pub struct Refusal {
     /// The node's name, or its first output's.
     pub node: String,
@@ -27,22 +28,21 @@ pub enum Hint {
 }
 
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
-
 pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
 
 pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
                          values, or with attention limited to the past";
-
 pub const CHECKER: &str = "check the model with ONNX's checker";
 
 pub const NORMALIZES: &str = "normalizes over time";
-
 /// The help for a node that takes certain steps, such as those of an unrolled loop.
 pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
                             model wants one answer, take the last step; to delay the steps, pad in front first, and then \
                             cut off the last ones";
 
 pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
+
+pub type Result<T, E = Refusal> = std::result::Result<T, E>;
 
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
     Refusal::of(&node.operator(), node.label(), why, help)
@@ -94,13 +94,6 @@ impl Refusals {
 impl From<Refusal> for Refusals {
     fn from(first: Refusal) -> Self {
         Self { first: Box::new(first), others: Vec::new() }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, operator, why, help, .. } = self;
-        write!(f, "{operator} '{node}' {why}; {help}")
     }
 }
 
