@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 
 use crate::onnx::Dim;
-use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, NodeProto, SparseTensorProto, ValueInfoProto};
 
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct InputAxis {
@@ -35,13 +35,9 @@ pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     graph.node.iter().enumerate().flat_map(outputs).collect()
 }
 
-pub fn uses(graph: &GraphProto) -> HashMap<String, usize> {
-    let mut uses = HashMap::new();
-    let names = graph.node.iter().flat_map(inputs_of);
-    for name in names.chain(graph.output.iter().map(|output| output.name().to_owned())) {
-        *uses.entry(name).or_default() += 1;
-    }
-    uses
+/// The tensors that nodes read, or the graphs inside them, or that are outputs.
+pub fn used(graph: &GraphProto) -> HashSet<String> {
+    graph.node.iter().flat_map(inputs_of).chain(graph.output.iter().map(|output| output.name().to_owned())).collect()
 }
 
 /// What a node reads: its inputs, and what the graphs inside it take from outside.
@@ -90,8 +86,7 @@ impl Names {
 
     /// The names of the dimensions of tensors are taken.
     pub fn of_dimensions<'a>(values: impl Iterator<Item = &'a ValueInfoProto>) -> Self {
-        let name = |dim| if let Dim::Symbol(name) = dim { Some(name) } else { None };
-        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(name).collect())
+        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(Dim::symbol).collect())
     }
 
     /// `wanted`, or the first of `wanted_2`, `wanted_3` and so on that is free.
@@ -99,6 +94,7 @@ impl Names {
         let numbered = (2_usize..).map(|number| format!("{wanted}_{number}"));
         let mut candidates = std::iter::once(wanted.to_owned()).chain(numbered);
         let name = candidates.find(|name| !self.0.contains(name)).unwrap_or_default();
+        // The next caller must not get the same name: ONNX allows one producer for each tensor.
         self.0.insert(name.clone());
         name
     }
@@ -164,9 +160,8 @@ pub fn prune(graph: &mut GraphProto) {
     graph.input.retain(|input| required.contains(input.name()) || needed.contains(input.name()));
     graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
     graph.initializer.retain(|tensor| needed.contains(tensor.name()));
-    graph
-        .sparse_initializer
-        .retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
+    let is_needed = |tensor: &SparseTensorProto| tensor.values.as_ref().is_none_or(|of| needed.contains(of.name()));
+    graph.sparse_initializer.retain(is_needed);
     graph.value_info.retain(|value| needed.contains(value.name()));
     // An annotation must name a tensor of the graph.
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
@@ -197,9 +192,8 @@ pub type Content = HashMap<String, HashSet<String>>;
 
 /// The inputs whose content each tensor depends on. Shapes are no content.
 pub fn content_inputs(graph: &GraphProto) -> Content {
-    let mut content: Content = required_inputs(graph)
-        .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
-        .collect();
+    let inputs = required_inputs(graph).map(|input| input.name().to_owned());
+    let mut content: Content = inputs.map(|name| (name.clone(), HashSet::from([name]))).collect();
     for node in &graph.node {
         if node.reads_size() {
             continue;

@@ -43,7 +43,7 @@ impl ConvertError {
                 let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
                 [Hint::States, Hint::Time].into_iter().filter(hinted).collect()
             }
-            Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
+            _ => Vec::new(),
         }
     }
 }
@@ -86,7 +86,9 @@ pub fn in_order(mut model: ModelProto) -> Result<Prepared, ConvertError> {
         return Err(ConvertError::Function(name.to_owned()));
     }
     let mut graph = model.graph.take().unwrap_or_default();
-    let had_batch_in_front = put_time_in_front(&mut graph);
+    // Names in bodies hide those outside, so new names must differ from both.
+    let names = &mut Names::of(&graph);
+    let had_batch_in_front = put_time_in_front(&mut graph, names);
     sort_all(&mut graph)?;
     Ok(Prepared { model, graph, had_batch_in_front })
 }
@@ -114,17 +116,11 @@ pub fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
 
 /// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers whether
 /// there was one.
-fn put_time_in_front(graph: &mut GraphProto) -> bool {
-    // Names in bodies hide those outside, so new names must differ from both.
-    let names = &mut Names::of(graph);
-    in_graph(graph, names)
-}
-
-fn in_graph(graph: &mut GraphProto, names: &mut Names) -> bool {
+fn put_time_in_front(graph: &mut GraphProto, names: &mut Names) -> bool {
     let mut found = false;
     for index in 0..graph.node.len() {
         for inner in graph.node[index].graphs_mut() {
-            found |= in_graph(inner, names);
+            found |= put_time_in_front(inner, names);
         }
         let node = &graph.node[index];
         if node.is_recurrent() && node.int("layout") == Some(1) {
