@@ -41,7 +41,6 @@ pub enum SearchKind {
 }
 
 const MOST_DURATION: i64 = 1000;
-
 const MOST_TOKENS: i64 = 1000;
 
 impl Search {
