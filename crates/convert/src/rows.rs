@@ -74,10 +74,8 @@ pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis],
             return if mixes { RowsInGraph::Mixed(why) } else { RowsInGraph::Unproven(why) };
         }
     };
-    let is_elsewhere = |of: &&OutputAxis| match places.get(&of.output) {
-        Some(Place::At(layout)) => layout.axis != of.axis || !layout.is_clean(),
-        _ => true,
-    };
+    let layout = |of: &OutputAxis| places.get(&of.output).and_then(Place::layout);
+    let is_elsewhere = |of: &&OutputAxis| layout(of).is_none_or(|layout| layout.axis != of.axis || !layout.is_clean());
     outputs.iter().find(is_elsewhere).map_or(RowsInGraph::Apart, |of| {
         RowsInGraph::Unproven(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis))
     })

@@ -236,7 +236,7 @@ fn add_overlap(graph: &mut Builder, frames: &str, hops: i64, hop: i64) {
     graph.input(OVERLAP, &format!("batch {} {hop}", hops - 1));
     graph.length(1, frames, "frame_count");
     let (before, behind) = (graph.ints("no_padding", &[0, 0, 0, 0]), graph.ints("none", &[0]));
-    // Frames reach beyond the last one, so there are more sums than frames: the rest is kept for the next request.
+    // The last frame reaches hops - 1 hops further than its own, so there are that many more sums than frames.
     graph.along("Concat", 0, &[&before, "frame_count", &behind], "padding");
     graph.node("Pad", &[OVERLAP, "padding"], "earlier_sums");
     let mut sums = vec!["earlier_sums".to_owned()];

@@ -96,7 +96,7 @@ pub fn flatten(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
 
 pub fn squeeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     let Some(own) = &inputs[0].dims else { return Ok(Tensor::open(inputs[0].elem)) };
-    // Without axes, ONNX removes all that have one element.
+    // Without axes, ONNX removes all of length 1.
     let axes: Vec<usize> = match list(node, inputs, 1, "axes") {
         Some(axes) => axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?,
         None if node.input_at(1).is_some() => return Ok(Tensor::open(inputs[0].elem)),

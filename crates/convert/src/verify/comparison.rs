@@ -184,10 +184,7 @@ impl Comparison<'_> {
                 *had |= !output.bytes.is_empty();
             }
             let compared = self.compare(what.to_owned(), &expected, &[made])?;
-            worst = Some(match worst {
-                Some(worst) => worst.worse(compared),
-                None => compared,
-            });
+            worst = worst.into_iter().chain([compared]).reduce(Compared::worse);
         }
         // A state may be empty, such as a cache that the graph doesn't use.
         let is_end = |name: &String| self.report.states.iter().any(|state| state.pair.output == *name);
@@ -238,10 +235,8 @@ impl Comparison<'_> {
         let rows = self.rows_of(inputs);
         let of_model = self.report.states.iter().filter(|state| state.starts_at == StartsAt::Model);
         let names: Vec<String> = of_model.map(|state| state.pair.input.clone()).collect();
-        let mut made = match &mut self.starts {
-            Some(graph) => graph.run(inputs, &names)?.into_iter(),
-            None => Vec::new().into_iter(),
-        };
+        let made = self.starts.as_mut().map(|graph| graph.run(inputs, &names)).transpose()?;
+        let mut made = made.into_iter().flatten();
         let mut states = Vec::new();
         for state in &self.report.states {
             let size = |dim: &Dim| match dim {

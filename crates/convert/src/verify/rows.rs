@@ -64,7 +64,7 @@ impl Comparison<'_> {
         }
         let (mut expected, mut states) = (Vec::new(), Vec::new());
         for (row, steps) in steps.iter().enumerate() {
-            // The original takes no padding, so each row runs alone over its own steps.
+            // Without padding, so that the answers of the original are those to the row alone.
             let own = steps.iter().sum();
             let inputs = self.named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
             expected.push(self.whole(&inputs, own)?);

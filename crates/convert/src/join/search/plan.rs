@@ -131,9 +131,8 @@ pub fn transducer(
         ));
     }
     let is_two = predictor != joint;
-    let (frames_axis, takes, takes_rows) = match frames(source, target) {
-        Some(found) => found,
-        None => return Err(link.disagree(parts, "no axis of the frames leaves equal features")?),
+    let Some((frames_axis, takes, takes_rows)) = frames(source, target) else {
+        return Err(link.disagree(parts, "no axis of the frames leaves equal features")?);
     };
     let window = match takes {
         // A blank may go on by several frames as well.
