@@ -6,13 +6,14 @@ use crate::graph::{InputAxis, Names, required_inputs};
 use crate::infer::Shapes;
 use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::onnx::{Dim, bracketed};
+use crate::onnx::{Dim, bracketed, names};
+use crate::report::Warning;
 use crate::time::{
     Cut, FAR_OVER_SHORT, Found, Hint, LONG_OVER_SHORT, Layout, ONE_STEP, Place, Refusal, Refusals, Tracker, check_far,
     common_divisor, refuse,
 };
 
-/// Shapes are computed for this number of steps. It has many divisors, so that most strides divide it.
+// Shapes are computed for this number of steps. It has many divisors, so that most strides divide it.
 const SHORT: i64 = 48;
 /// Strides whose product is larger are not tried. Encoders of audio have 320 or 1920.
 const MOST_STRIDE: i64 = 1 << 16;
@@ -20,7 +21,6 @@ const MOST_STRIDE: i64 = 1 << 16;
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
 
-/// Shapes of the whole graph for some sizes of its inputs.
 pub struct Probes {
     /// The number of steps of the short ones.
     steps: i64,
@@ -30,7 +30,6 @@ pub struct Probes {
     pub wide: Shapes,
 }
 
-/// A model whose steps can be followed to its outputs.
 pub struct Analysis {
     pub time: Vec<InputAxis>,
     /// The symbol that stands for the number of steps in the converted model.
@@ -39,18 +38,10 @@ pub struct Analysis {
     pub batch: Option<String>,
     pub found: Found,
     pub probes: Probes,
-    /// Recurrences on other inputs.
-    pub uncut: Option<Uncut>,
+    /// Recurrences on other inputs, which get no state.
+    pub uncut: Option<Warning>,
 }
 
-/// Recurrences that get no state, each with the axis that it runs along, and what stands in the way.
-#[derive(Debug)]
-pub struct Uncut {
-    pub nodes: Vec<String>,
-    pub refusals: Refusals,
-}
-
-/// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
     /// `without_state`: the recurrences that get no state because of it.
@@ -78,11 +69,8 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         // Axes that the caller names are followed as they are: a refusal about them is what it wants to know.
         check_given(&inputs, given)?;
         let analysis = attempt(graph, opset, given.to_vec(), states);
-        return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused {
-            refusals,
-            without_state: Vec::new(),
-            goes_on: false,
-        });
+        let refused = |refusals| Obstacle::Refused { refusals, without_state: Vec::new(), goes_on: false };
+        return analysis.1.map(|()| analysis.0).map_err(refused);
     }
     let (mut stopped, mut may_be_one_step) = (Vec::new(), true);
     // An exporter that leaves an axis open does so for the steps or the batch; fixed axes are mostly features.
@@ -127,15 +115,13 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     Err(Obstacle::Nothing { stopped, may_be_one_step })
 }
 
-/// Refuses axes that can't have the steps.
 fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Obstacle> {
     for axis @ InputAxis { input: name, axis: number } in given {
         let input = inputs.iter().find(|input| input.name() == name);
         let dims = input.map(|input| input.dims().unwrap_or_default());
         let why = match dims {
             None => {
-                let names: Vec<&str> = inputs.iter().map(|input| input.name()).collect();
-                format!("the model has no input '{name}' for requests (it has {})", names.join(", "))
+                format!("the model has no input '{name}' for requests (it has {})", names(inputs.iter().copied()))
             }
             Some(dims) if dims.get(*number) == Some(&Dim::Known(0)) => {
                 format!("axis {number} of input '{name}' has no steps: it is {}", bracketed(&dims))
@@ -162,11 +148,9 @@ fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<
     let cut = found.cuts.iter().map(Cut::node).filter(|&index| is_recurrence(index));
     let windows = cut_windows(found).filter(|_| found.goes_on);
     let in_the_way = (0..graph.node.len()).filter(|&index| is_recurrence(index) && is_refused(index));
-    let label = |index: usize| format!("{} '{}'", graph.node[index].operator(), graph.node[index].label());
-    cut.chain(windows).chain(in_the_way).map(label).collect()
+    cut.chain(windows).chain(in_the_way).map(|index| graph.node[index].described()).collect()
 }
 
-/// The nodes whose frames a state would keep.
 fn cut_windows(found: &Found) -> impl Iterator<Item = usize> {
     found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. })).map(Cut::node)
 }
@@ -176,30 +160,21 @@ fn uncut_on_other_inputs(
     graph: &GraphProto,
     best: &Analysis,
     refused: &[(Vec<InputAxis>, Found, Refusals)],
-) -> Option<Uncut> {
-    let mut uncut: Option<Uncut> = None;
+) -> Option<Warning> {
+    let (mut uncut, mut in_the_way) = (Vec::new(), Vec::new());
     // Another axis of the same input is the batch or a feature, and no second sequence.
     let is_of_steps = |axis: &InputAxis| best.time.iter().any(|taken| taken.input == axis.input);
     for (axes, found, refusals) in refused.iter().filter(|(axes, ..)| !axes.iter().any(is_of_steps)) {
         let passes_on = found.recurrences.iter().copied().chain(cut_windows(found));
         let has_no_state = |index: &usize| best.found.cuts.iter().all(|cut| cut.node() != *index);
-        let labelled = |index: usize| {
-            let node = &graph.node[index];
-            format!("{} '{}' along {}", node.operator(), node.label(), axes[0])
-        };
+        let labelled = |index: usize| format!("{} along {}", graph.node[index].described(), axes[0]);
         let nodes: Vec<String> = passes_on.filter(has_no_state).map(labelled).collect();
-        if nodes.is_empty() {
-            continue;
-        }
-        match &mut uncut {
-            None => uncut = Some(Uncut { nodes, refusals: refusals.clone() }),
-            Some(uncut) => {
-                uncut.nodes.extend(nodes);
-                uncut.refusals.others.extend(refusals.iter().cloned());
-            }
+        if !nodes.is_empty() {
+            uncut.extend(nodes);
+            in_the_way.extend(refusals.iter().cloned());
         }
     }
-    uncut
+    Some(Warning::Uncut { nodes: uncut, refusals: Refusals::new(in_the_way)?, time: best.time.clone() })
 }
 
 /// Refuses a node that passes a state along an input without the steps. It would begin anew in each request.
@@ -242,7 +217,7 @@ fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
         let name = input.name().to_owned();
         let is_fixed = |(axis, dim): (usize, Dim)| matches!(dim, Dim::Known(length) if length > 1).then_some(axis);
         let dims = input.dims().unwrap_or_default();
-        let has_batch_and_steps = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() > 1;
+        let has_batch_and_steps = dims.iter().filter(|dim| !dim.is_known()).count() > 1;
         let dims = if has_batch_and_steps { Vec::new() } else { dims };
         let axes: Vec<usize> = dims.into_iter().enumerate().filter_map(is_fixed).collect();
         axes.into_iter().map(move |axis| vec![InputAxis { input: name.clone(), axis }])
@@ -315,50 +290,34 @@ fn attempt_with(
     let result = result.and_then(|()| check_far(graph, &tracker.found, &probes.far).map_err(Refusals::from));
     let result = result.and_then(|()| tracker.check_outputs().map_err(Refusals::from));
     let found = std::mem::take(&mut tracker.found);
-    let dims =
-        |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
-    let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
-    let name = |seed: &InputAxis| match dims(seed)?.into_iter().nth(seed.axis)? {
-        Dim::Symbol(name) => Some(name),
-        _ => None,
-    };
-    let symbol = time.iter().find_map(name);
+    let dims_of = |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input)?.dims();
+    let symbol = time.iter().find_map(|seed| dims_of(seed)?.into_iter().nth(seed.axis)?.symbol());
     let symbol = symbol.unwrap_or_else(|| Names::of_dimensions(graph.input.iter()).fresh("time"));
     // A state needs the name of the batch, and an input with steps has it beside them.
-    let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
-        of_time.and_then(|(seed, dims)| {
-            let mut open =
-                dims.iter().enumerate().filter(|(axis, dim)| *axis != seed.axis && !matches!(dim, Dim::Known(_)));
-            match (open.next(), open.next()) {
-                (Some((_, Dim::Symbol(name))), None) => Some(name.clone()),
-                (Some(_), None) => Some("batch".to_owned()),
-                _ => None,
-            }
-        })
-    });
+    let beside = || {
+        let seed = time.first()?;
+        let others = dims_of(seed)?.into_iter().enumerate().filter(|(axis, _)| *axis != seed.axis);
+        let mut open = others.map(|(_, dim)| dim).filter(|dim| !dim.is_known());
+        let batch = open.next().filter(|_| open.next().is_none())?;
+        Some(batch.symbol().unwrap_or_else(|| "batch".to_owned()))
+    };
+    let batch = if time.is_empty() { only_symbol(graph) } else { beside() };
     (Analysis { time, symbol, batch, found, probes, uncut: None }, result)
 }
 
-/// The only symbol that the inputs have, if there is one.
 fn only_symbol(graph: &GraphProto) -> Option<String> {
     let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
-    let mut symbols: Vec<String> =
-        dims.filter_map(|dim| if let Dim::Symbol(name) = dim { Some(name) } else { None }).collect();
+    let mut symbols: Vec<String> = dims.filter_map(Dim::symbol).collect();
     symbols.sort();
     symbols.dedup();
     if symbols.len() == 1 { symbols.pop() } else { None }
 }
 
 impl Analysis {
-    /// For a model that keeps its own states and gets no others.
-    pub fn without_time(graph: &GraphProto, opset: i64) -> Self {
-        attempt(graph, opset, Vec::new(), &[]).0
-    }
-
     /// A tensor's dimensions, with symbols where they follow the number of steps or the batch.
     pub fn dims(&self, name: &str) -> Option<Vec<Dim>> {
-        let (short, long, wide) =
-            (self.probes.short.dims(name)?, self.probes.long.dims(name)?, self.probes.wide.dims(name)?);
+        let Probes { short, long, wide, .. } = &self.probes;
+        let (short, long, wide) = (short.dims(name)?, long.dims(name)?, wide.dims(name)?);
         // A rank that depends on the length has no dimensions that a signature could show.
         if short.len() != long.len() || short.len() != wide.len() {
             return None;
@@ -385,7 +344,6 @@ impl Analysis {
         own.or_else(|| self.dims(output.name()))
     }
 
-    /// Whether a tensor is the number of steps.
     pub fn is_length(&self, name: &str) -> bool {
         let Probes { steps, short, long, far, .. } = &self.probes;
         let is = |shapes: &Shapes, times: i64| shapes.get(name).is_full_of((steps * times) as f64);

@@ -5,14 +5,13 @@ use std::num::NonZeroUsize;
 
 use bytes::Bytes;
 
-use crate::analysis::{Analysis, Obstacle, Uncut, analyse};
-use crate::batch::naming::{fixed_batch, name_batch, name_batch_of_states, two_batches};
+use crate::analysis::{Analysis, Obstacle, analyse, attempt};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::lengths::{keeps_each, passes_lengths_on};
-use crate::cut::{CutGraph, NewState, Start, cut, starts};
+use crate::cut::{NewState, Start, cut, starts};
 use crate::graph::{InputAxis, prune, required_inputs, sort};
 use crate::onnx::operators::SCALES_AT_RUN_TIME;
-use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
 use crate::pairs::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
 use crate::prepared::{ConvertError, Prepared, in_order};
@@ -20,24 +19,21 @@ use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
     Warning,
 };
+use crate::rows::{fixed_batch, name_batch, name_batch_of_states, two_batches};
 use crate::time::{Hint, Place, refuse};
 
-/// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The axes of the inputs that have the steps. Without them, the axes that lead to a recurrence are taken.
     pub time: Vec<InputAxis>,
     /// States that the model has already.
     pub states: Vec<StatePair>,
-    /// Give no states to recurrences inside the model.
     pub keep_recurrences: bool,
-    /// Open the batch dimension, which the model fixes to 1.
     pub open_batch: bool,
     /// The axes of the inputs that are the batch. Without them, those are taken that can be opened.
     pub batch: Vec<InputAxis>,
 }
 
-/// A converted model.
 #[derive(Clone, Debug)]
 pub struct Converted {
     /// The model with states. Its graph's description names the pairs.
@@ -46,9 +42,7 @@ pub struct Converted {
     pub original: Option<Vec<u8>>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
-    /// The files that hold weights of the model, relative to its folder.
     pub weights: Vec<String>,
-    /// What was done.
     pub report: Report,
 }
 
@@ -68,7 +62,6 @@ impl Converted {
     }
 }
 
-/// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     convert_read(onnx::read(bytes)?, options)
 }
@@ -86,16 +79,16 @@ pub fn convert_read(model: ModelProto, options: &Options) -> Result<Converted, C
     let mut opened = if options.open_batch {
         batch::open(&graph, opset, &pairs, &options.time, &options.batch)?
     } else {
-        Opened::unchanged(graph)
+        Opened { graph, ..Opened::default() }
     };
     let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
     check_time(&opened.graph, &analysis, options)?;
     // After the analysis, which must see the names that the model has.
     let batch_was = name_batch(&mut opened.graph, &mut analysis);
     name_batch_of_states(&mut opened.graph, opset, &analysis, &pairs);
-    let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
-    let initial = starts(&made).map(|graph| with_graph(&model, graph));
-    let CutGraph { graph: mut cut_graph, states, .. } = made;
+    let made = cut(&opened.graph, opset, &analysis);
+    let (mut cut_graph, states) = made.map_err(|refusal| ConvertError::Refused(refusal.into()))?;
+    let initial = starts(&opened.graph, &states).map(|graph| with_graph(&model, graph));
     let mut report =
         report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs, &initial_states_of(&model)), &states);
     if report.states.is_empty() && !options.keep_recurrences {
@@ -144,7 +137,7 @@ fn analysed(
     pairs: &[StatePair],
     options: &Options,
 ) -> Result<(Analysis, Option<Warning>), ConvertError> {
-    let without_time = || Analysis::without_time(graph, opset);
+    let without_time = || attempt(graph, opset, Vec::new(), &[]).0;
     if options.keep_recurrences {
         return Ok((without_time(), None));
     }
@@ -154,8 +147,6 @@ fn analysed(
     match analyse(graph, opset, &options.time, &states) {
         Ok(mut analysis) => {
             let uncut = analysis.uncut.take();
-            let time = analysis.time.clone();
-            let uncut = uncut.map(|Uncut { nodes, refusals }| Warning::Uncut { nodes, refusals, time });
             Ok((analysis, uncut))
         }
         Err(Obstacle::Nothing { .. }) if is_done_without => Ok((without_time(), None)),
@@ -202,11 +193,9 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
         "if that is the batch, export the model with a transpose in front of the layer (batch_first); if it is the steps, \
          name {input}@{axis}"
     );
-    let refusal = refuse(&node, why, &help).with_hint(Hint::Time);
-    Err(ConvertError::Refused(refusal.into()))
+    Err(ConvertError::Refused(refuse(&node, why, &help).with_hint(Hint::Time).into()))
 }
 
-/// The states that the model had.
 fn kept_states(graph: &GraphProto, pairs: &[StatePair], initial: &[InitialState]) -> Vec<State> {
     let state = |pair: &StatePair| {
         let input = graph.input.iter().find(|input| input.name() == pair.input)?;
@@ -220,16 +209,16 @@ fn kept_states(graph: &GraphProto, pairs: &[StatePair], initial: &[InitialState]
 }
 
 fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[NewState]) -> Report {
-    let mut states = kept;
-    states.extend(made.iter().map(|state| {
+    let made_states = made.iter().map(|state| {
         let starts = match state.start {
             Start::Fill(0.0) => StartsAt::Zero,
             Start::Fill(value) => StartsAt::Value(value),
             Start::Tensor(_) => StartsAt::Model,
         };
-        let pair = StatePair { input: state.input.clone(), output: state.output.clone() };
+        let pair = StatePair::new(&state.input, &state.output);
         State::new(pair, state.elem, &state.dims, starts, &state.node, &state.operator)
-    }));
+    });
+    let states: Vec<State> = kept.into_iter().chain(made_states).collect();
     let own: Vec<&str> = states.iter().map(|state| state.pair.input.as_str()).collect();
     let inputs = required_inputs(graph).filter(|input| !own.contains(&input.name()));
     let input = |input: &ValueInfoProto| StepInput {
@@ -247,14 +236,12 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[New
         name: output.name().to_owned(),
         elem: output.elem(),
         dims: analysis.output_dims(output).or_else(|| output.dims()).unwrap_or_default(),
-        axis: match analysis.found.places.get(output.name()) {
-            Some(Place::At(layout)) => Some(layout.axis),
-            _ => None,
-        },
+        axis: analysis.found.places.get(output.name()).and_then(Place::layout).map(|layout| layout.axis),
     };
     let mut warnings = Vec::new();
     let mut constant: Vec<String> =
         made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.clone()).collect();
+    // An LSTM has two states and is named once.
     constant.dedup();
     if !constant.is_empty() {
         warnings.push(Warning::StartAtConstants(constant));
@@ -273,6 +260,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[New
         opened: Vec::new(),
         batch_was: None,
         steps_multiple: analysis.found.multiple,
+        // Without steps to follow, no rule has noted the nodes.
         quantizes: !analysis.found.quantized.is_empty() || analysis.time.is_empty() && !scales_of_all(graph).is_empty(),
         warnings,
     }
@@ -283,14 +271,13 @@ pub fn scales_of_all(graph: &GraphProto) -> Vec<String> {
     let mut found = Vec::new();
     for node in &graph.node {
         if SCALES_AT_RUN_TIME.contains(&node.op()) {
-            found.push(format!("{} '{}'", node.operator(), node.label()));
+            found.push(node.described());
         }
         found.extend(node.graphs().flat_map(scales_of_all));
     }
     found
 }
 
-/// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     // A FLOAT input may be a part of the steps, such as 0.5, and no length.
     let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
@@ -324,18 +311,16 @@ fn relax(graph: &mut GraphProto, analysis: &Analysis) {
     for seed in &analysis.time {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == seed.input) else { continue };
         let Some(mut dims) = input.dims() else { continue };
-        if dims[seed.axis] != Dim::Symbol(analysis.symbol.clone()) && !matches!(dims[seed.axis], Dim::Symbol(_)) {
+        if !matches!(dims[seed.axis], Dim::Symbol(_)) {
             dims[seed.axis] = Dim::Symbol(analysis.symbol.clone());
-            let elem = input.elem();
-            input.set_tensor(elem, &dims);
+            input.set_dims(&dims);
         }
     }
     for output in &mut graph.output {
         let place = analysis.found.places.get(output.name());
         // Exporters write a fixed length into outputs even where the input is open.
         if let (Some(Place::At(_)), Some(dims)) = (place, analysis.dims(output.name())) {
-            let elem = output.elem();
-            output.set_tensor(elem, &dims);
+            output.set_dims(&dims);
         }
     }
     // The shapes of tensors without steps are still right.
@@ -348,13 +333,15 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     let Some(multiple) = multiple.filter(|multiple| multiple.get() > 1) else { return };
     let of_axis = |axis: &InputAxis| StepsMultiple { input: axis.input.clone(), axis: axis.axis, multiple };
     let all: Vec<StepsMultiple> = report.time.iter().map(of_axis).collect();
-    note(model, STEPS_MULTIPLE, &serde_json::json!(all));
+    model.set_metadata(STEPS_MULTIPLE, Some(serde_json::json!(all).to_string()));
 }
 
-/// The states that don't start at zero, by the model's metadata.
-fn initial_states_of(model: &ModelProto) -> Vec<InitialState> {
-    let entry = model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES);
-    entry.and_then(|entry| serde_json::from_str(entry.value()).ok()).unwrap_or_default()
+pub fn initial_states_of(model: &ModelProto) -> Vec<InitialState> {
+    model.metadata(INITIAL_STATES).and_then(|value| serde_json::from_str(value).ok()).unwrap_or_default()
+}
+
+pub fn set_initial_states(model: &mut ModelProto, states: &[InitialState]) {
+    model.set_metadata(INITIAL_STATES, (!states.is_empty()).then(|| serde_json::json!(states).to_string()));
 }
 
 /// Notes in the model's metadata which states don't start at zero. Entries of states that the model had stay.
@@ -374,14 +361,5 @@ fn note_initial_states(model: &mut ModelProto, report: &Report) {
     };
     let made: Vec<InitialState> = report.states.iter().filter_map(initial).collect();
     // An earlier conversion may have noted states that start elsewhere now.
-    model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
-    if !made.is_empty() {
-        note(model, INITIAL_STATES, &serde_json::json!(made));
-    }
-}
-
-/// Sets an entry of the model's metadata.
-fn note(model: &mut ModelProto, key: &str, value: &serde_json::Value) {
-    model.metadata_props.retain(|entry| entry.key() != key);
-    model.metadata_props.push(StringStringEntryProto { key: Some(key.to_owned()), value: Some(value.to_string()) });
+    set_initial_states(model, &made);
 }

@@ -15,12 +15,10 @@ use crate::onnx::{self, ReadError, element_count, type_bytes};
 
 /// Weights whose contents a conversion looks at, such as shapes, have at most so many bytes.
 pub const SMALL_WEIGHT_BYTES: u64 = MOST_ELEMENTS as u64 * 8;
-/// Protobuf can't write a model of more bytes.
+// Protobuf can't write a model of more bytes.
 const MOST_BYTES: u64 = 1 << 31;
 
-/// Why weights aren't read.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum WeightsError {
     #[error(transparent)]
     Model(#[from] ReadError),
@@ -44,22 +42,21 @@ pub enum WeightsError {
 
 /// The model with its weights inside, so that it needs no files.
 pub fn with_weights(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> {
-    let total = model.len() as u64;
-    read_all(model, Reader { folder, stay: false, total })
+    read_all(model, folder, false)
 }
 
 /// The model with small weights read in, for [`convert`](crate::convert()), which looks at their values. The references to
 /// their files stay, and only these are written.
 pub fn with_small_weights_shown(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> {
-    let total = model.len() as u64;
-    read_all(model, Reader { folder, stay: true, total })
+    read_all(model, folder, true)
 }
 
-fn read_all(model: Bytes, mut reader: Reader) -> Result<Bytes, WeightsError> {
+fn read_all(model: Bytes, folder: &Path, stay: bool) -> Result<Bytes, WeightsError> {
     let mut read = onnx::read(model.clone())?;
     if onnx::external_files(&read).is_empty() {
         return Ok(model);
     }
+    let mut reader = Reader { folder, stay, total: model.len() as u64 };
     if let Some(graph) = &mut read.graph {
         onnx::each_external(graph, &mut |tensor| reader.read(tensor))?;
     }
@@ -90,7 +87,6 @@ struct Reader<'a> {
     folder: &'a Path,
     /// The weights stay in their files. Only small ones are read.
     stay: bool,
-    /// Bytes of the model so far.
     total: u64,
 }
 
@@ -100,11 +96,8 @@ impl Reader<'_> {
         let file = entry("location").unwrap_or_default().to_owned();
         let place = |why: String| WeightsError::Place { weight: tensor.name().to_owned(), file: file.clone(), why };
         let number = |key: &str| {
-            let text = entry(key);
-            let number = text.map(str::parse::<u64>).transpose();
-            number.map_err(|_| {
-                place(format!("'{key}' is '{}', and a number of bytes is wanted", text.unwrap_or_default()))
-            })
+            let wrong = |text: &str| place(format!("'{key}' is '{text}', and a number of bytes is wanted"));
+            entry(key).map(|text| text.parse::<u64>().map_err(|_| wrong(text))).transpose()
         };
         let (offset, written) = (number("offset")?.unwrap_or(0), number("length")?);
         // A negative dimension has no count, and then only the written length can be used.

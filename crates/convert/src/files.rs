@@ -1,22 +1,65 @@
-//! The files of a conversion: a folder for the model until the comparison is done, and the files that are written then.
+//! From a converted model to its files: a folder for the model until the comparison is done, and the files that are written then.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, path_in};
 
-use crate::options::Shared;
-use crate::problem::{CONFIG, Problem};
-use crate::texts::config;
+use crate::options::{CONFIG, Problem, Shared};
+use crate::texts::{self, config};
+
+pub struct Origin<'a> {
+    /// The models that it is made of. Their files are never overwritten.
+    pub files: &'a [&'a Path],
+    /// The file whose folder has the weights that are in files of their own.
+    pub beside: &'a Path,
+    /// What the comparison is with, as in `the original`.
+    pub compared_with: &'a str,
+    pub chunk: Option<i64>,
+}
+
+/// Compares the model by `compare`, writes what that gives, and says what was done.
+pub fn finish(
+    converted: Converted,
+    origin: &Origin,
+    shared: &Shared,
+    compare: impl FnOnce(&WorkFolder, Converted) -> Result<(Converted, Vec<Compared>), Problem>,
+) -> Result<String, Problem> {
+    if converted.report.inputs.is_empty() {
+        let pairs: Vec<String> = converted.report.states.iter().map(|state| state.pair.to_string()).collect();
+        return Err(Problem::NothingToCarry(pairs.join(" ")));
+    }
+    let targets = Targets::of(shared);
+    if let Some(targets) = &targets {
+        targets.check_folders(&targets.names(&converted))?;
+    }
+    let folder = WorkFolder::new(origin.beside, &converted, targets.as_ref().map(Targets::folder))?;
+    if let Some(targets) = &targets {
+        targets.check(origin.files, shared.force, &folder)?;
+    }
+    let (converted, compared) = compare(&folder, converted)?;
+    if let Some(targets) = &targets {
+        targets.write(&folder, &converted, origin.chunk)?;
+    }
+    let written = targets.map(|targets| {
+        let mut files = targets.names(&converted);
+        files.splice(1..1, folder.weights_of(targets.folder()));
+        files
+    });
+    Ok(texts::done(&converted.report, &compared, written.as_deref(), shared, origin.compared_with))
+}
 
 /// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
 pub struct WorkFolder {
     path: PathBuf,
-    /// The folder of the original.
+    pub model: PathBuf,
+    /// The original as ONNX Runtime can run it, if it can't run the original.
+    pub original: PathBuf,
+    pub initial_states: PathBuf,
     source: PathBuf,
-    /// Files of weights, relative to it.
     weights: Vec<String>,
 }
 
@@ -25,7 +68,7 @@ impl WorkFolder {
         let source = here(original.parent()).to_owned();
         let weights = converted.weights.clone();
         for file in &weights {
-            path_in(&source, file).map_err(|why| Problem::Weights { model: original.to_owned(), why })?;
+            path_in(&source, file).map_err(|why| Problem::file(original, why))?;
         }
         // Links to weights need the same file system.
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
@@ -42,14 +85,19 @@ impl WorkFolder {
             }
         }
         result.map_err(at(&path))?;
-        let folder = Self { path, source, weights };
+        let [model, original, initial_states] =
+            ["converted.onnx", "original.onnx", "initial_states.onnx"].map(|name| path.join(name));
+        let folder = Self { path, model, original, initial_states, source, weights };
         for file in &folder.weights {
-            link(&folder.source.join(file), &folder.path.join(file))?;
+            let (from, to) = (folder.source.join(file), folder.path.join(file));
+            make_parent(&to)?;
+            // ONNX Runtime refuses symbolic links. Only another file system needs a copy.
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(|_| ())).map_err(at(&to))?;
         }
         let files = [
-            (folder.model(), Some(&converted.model)),
-            (folder.original(), converted.original.as_ref()),
-            (folder.initial_states(), converted.initial_states.as_ref()),
+            (&folder.model, Some(&converted.model)),
+            (&folder.original, converted.original.as_ref()),
+            (&folder.initial_states, converted.initial_states.as_ref()),
         ];
         for (path, bytes) in files.iter().filter_map(|(path, bytes)| Some((path, (*bytes)?))) {
             // If a file of weights had this name, writing would follow the link and overwrite it.
@@ -58,20 +106,6 @@ impl WorkFolder {
         Ok(folder)
     }
 
-    pub fn model(&self) -> PathBuf {
-        self.path.join("converted.onnx")
-    }
-
-    /// The original as ONNX Runtime can run it, if it can't run the original.
-    pub fn original(&self) -> PathBuf {
-        self.path.join("original.onnx")
-    }
-
-    pub fn initial_states(&self) -> PathBuf {
-        self.path.join("initial_states.onnx")
-    }
-
-    /// The files of weights of the original.
     pub fn weights(&self) -> impl Iterator<Item = PathBuf> {
         self.weights.iter().map(|file| self.source.join(file))
     }
@@ -91,18 +125,8 @@ pub fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes the folder of a file.
 pub fn make_parent(path: &Path) -> Result<(), Problem> {
     path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
-}
-
-/// The same file in the new folder: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
-fn link(from: &Path, to: &Path) -> Result<(), Problem> {
-    make_parent(to)?;
-    match fs::hard_link(from, to) {
-        Ok(()) => Ok(()),
-        Err(_) => fs::copy(from, to).map(|_| ()).map_err(at(to)),
-    }
 }
 
 impl Drop for WorkFolder {
@@ -112,11 +136,10 @@ impl Drop for WorkFolder {
     }
 }
 
-/// The files that are written.
 pub struct Targets {
-    model: PathBuf,
+    pub model: PathBuf,
     initial_states: PathBuf,
-    config: Option<PathBuf>,
+    pub config: Option<PathBuf>,
 }
 
 impl Targets {
@@ -126,7 +149,6 @@ impl Targets {
         output.map(|output| Self::new(output, !options.no_config))
     }
 
-    /// The model in this file, and its configuration.
     pub fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
@@ -144,29 +166,11 @@ impl Targets {
         self.model.parent().unwrap_or(Path::new(""))
     }
 
-    pub fn model(&self) -> &Path {
-        &self.model
-    }
-
-    pub fn config(&self) -> Option<&Path> {
-        self.config.as_deref()
-    }
-
-    /// The files that this model needs.
     pub fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
         [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
     }
 
-    /// What is written: these, and the files of weights.
-    pub fn written(&self, converted: &Converted, folder: &WorkFolder) -> Vec<PathBuf> {
-        let mut files = self.names(converted);
-        let weights = folder.weights_of(self.folder());
-        files.splice(1..1, weights);
-        files
-    }
-
-    /// Refuses folders in place of these files.
     pub fn check_folders(&self, names: &[PathBuf]) -> Result<(), Problem> {
         let ends_as_folder = self.model.as_os_str().to_string_lossy().ends_with('/');
         match names.iter().find(|path| path.is_dir() || ends_as_folder).cloned() {
@@ -220,8 +224,16 @@ impl Targets {
 /// Writes all files, or none.
 pub fn write_files(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     // A rename is atomic, and all files are complete by then.
-    let done = write_parts(files)
-        .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
+    let write = |(path, content): &(PathBuf, Content)| {
+        make_parent(path)?;
+        let written = match content {
+            Content::Bytes(bytes) => fs::write(part(path), bytes),
+            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
+        };
+        written.map_err(at(path))
+    };
+    let rename = |(path, _): &(PathBuf, Content)| fs::rename(part(path), path).map_err(at(path));
+    let done = files.iter().try_for_each(write).and_then(|()| files.iter().try_for_each(rename));
     if done.is_err() {
         // Half-written files would look like a result.
         files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
@@ -229,38 +241,23 @@ pub fn write_files(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     done
 }
 
-/// What a file gets.
 pub enum Content<'a> {
     Bytes(&'a [u8]),
-    /// A copy, because a link would change with the original.
+    // A copy, because a link would change with the original.
     CopyOf(PathBuf),
 }
 
-/// The name of a file until all files are written.
 fn part(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     name.into()
 }
 
-fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
-    files.iter().try_for_each(|(path, content)| {
-        make_parent(path)?;
-        let written = match content {
-            Content::Bytes(bytes) => fs::write(part(path), bytes),
-            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
-        };
-        written.map_err(at(path))
-    })
-}
-
-/// Whether two names lead to one file, also through links.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     id(a).is_some() && id(a) == id(b)
 }
 
-/// Names the file that can't be written.
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
     let path = path.to_owned();
     move |error| Problem::Unwritable { path: path.clone(), error }

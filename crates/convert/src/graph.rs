@@ -4,11 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 
 use crate::onnx::Dim;
-use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, NodeProto, SparseTensorProto, ValueInfoProto};
 
-/// The axis of an input that has the steps, or the batch.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct InputAxis {
     pub input: String,
     pub axis: usize,
@@ -26,28 +24,20 @@ impl fmt::Display for InputAxis {
     }
 }
 
-/// The axis of an output that is the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct OutputAxis {
     pub output: String,
     pub axis: usize,
 }
 
-/// The node that makes each tensor.
 pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     let outputs = |(index, node)| NodeProto::named_outputs(node).map(move |name| (name, index));
     graph.node.iter().enumerate().flat_map(outputs).collect()
 }
 
-/// How often each tensor is used, by nodes, by the graphs inside them, and as an output.
-pub fn uses(graph: &GraphProto) -> HashMap<String, usize> {
-    let mut uses = HashMap::new();
-    let names = graph.node.iter().flat_map(inputs_of);
-    for name in names.chain(graph.output.iter().map(|output| output.name().to_owned())) {
-        *uses.entry(name).or_default() += 1;
-    }
-    uses
+/// The tensors that nodes read, or the graphs inside them, or that are outputs.
+pub fn used(graph: &GraphProto) -> HashSet<String> {
+    graph.node.iter().flat_map(inputs_of).chain(graph.output.iter().map(|output| output.name().to_owned())).collect()
 }
 
 /// What a node reads: its inputs, and what the graphs inside it take from outside.
@@ -70,7 +60,6 @@ pub fn captured(graph: &GraphProto) -> Vec<String> {
     found
 }
 
-/// The names that a graph itself gives.
 fn names(graph: &GraphProto) -> impl Iterator<Item = &str> {
     let inputs = graph.input.iter().map(ValueInfoProto::name);
     let weights = graph.initializer.iter().map(|tensor| tensor.name());
@@ -85,7 +74,6 @@ pub fn required_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoPro
     graph.input.iter().filter(move |input| !defaults.contains(input.name()))
 }
 
-/// Gives names that are not in use.
 pub struct Names(HashSet<String>);
 
 impl Names {
@@ -98,8 +86,7 @@ impl Names {
 
     /// The names of the dimensions of tensors are taken.
     pub fn of_dimensions<'a>(values: impl Iterator<Item = &'a ValueInfoProto>) -> Self {
-        let name = |dim| if let Dim::Symbol(name) = dim { Some(name) } else { None };
-        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(name).collect())
+        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(Dim::symbol).collect())
     }
 
     /// `wanted`, or the first of `wanted_2`, `wanted_3` and so on that is free.
@@ -107,6 +94,7 @@ impl Names {
         let numbered = (2_usize..).map(|number| format!("{wanted}_{number}"));
         let mut candidates = std::iter::once(wanted.to_owned()).chain(numbered);
         let name = candidates.find(|name| !self.0.contains(name)).unwrap_or_default();
+        // The next caller must not get the same name: ONNX allows one producer for each tensor.
         self.0.insert(name.clone());
         name
     }
@@ -172,15 +160,13 @@ pub fn prune(graph: &mut GraphProto) {
     graph.input.retain(|input| required.contains(input.name()) || needed.contains(input.name()));
     graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
     graph.initializer.retain(|tensor| needed.contains(tensor.name()));
-    graph
-        .sparse_initializer
-        .retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
+    let is_needed = |tensor: &SparseTensorProto| tensor.values.as_ref().is_none_or(|of| needed.contains(of.name()));
+    graph.sparse_initializer.retain(is_needed);
     graph.value_info.retain(|value| needed.contains(value.name()));
     // An annotation must name a tensor of the graph.
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
 }
 
-/// These tensors, and all that they are made from.
 pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> HashSet<String> {
     let producers = producers(graph);
     let mut open: VecDeque<String> = of.into_iter().collect();
@@ -197,20 +183,17 @@ pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> Ha
 }
 
 impl NodeProto {
-    /// The outputs that are there.
     pub fn named_outputs(&self) -> impl Iterator<Item = &str> {
         self.output.iter().map(String::as_str).filter(|name| !name.is_empty())
     }
 }
 
-/// The inputs whose content each tensor depends on.
 pub type Content = HashMap<String, HashSet<String>>;
 
 /// The inputs whose content each tensor depends on. Shapes are no content.
 pub fn content_inputs(graph: &GraphProto) -> Content {
-    let mut content: Content = required_inputs(graph)
-        .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
-        .collect();
+    let inputs = required_inputs(graph).map(|input| input.name().to_owned());
+    let mut content: Content = inputs.map(|name| (name.clone(), HashSet::from([name]))).collect();
     for node in &graph.node {
         if node.reads_size() {
             continue;

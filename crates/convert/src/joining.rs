@@ -8,12 +8,10 @@ use stateful_convert::join::{
 };
 use stateful_convert::onnx::{external_files, read, write};
 use stateful_convert::verify::{self, Amount, JoinedModels, Source};
-use stateful_convert::{builtin, path_in, state_pairs};
+use stateful_convert::{builtin, path_in};
 
-use crate::files::here;
-use crate::options::Shared;
-use crate::problem::Problem;
-use crate::result::{Origin, finish};
+use crate::files::{Origin, finish, here};
+use crate::options::{Problem, Shared, listed, listed_states};
 
 /// Joins several graphs to one with states, so that a request runs all of them; and compares it with the graphs
 #[derive(clap::Args)]
@@ -49,15 +47,14 @@ pub struct Arguments {
     shared: Shared,
 }
 
-/// Joins the graphs, and says what was done.
 pub fn run(arguments: &Arguments) -> Result<String, Problem> {
     let shared = &arguments.shared;
     let options = options(arguments)?;
-    let listed = graphs(arguments.graphs.iter().map(String::as_str)).map_err(Problem::Graphs)?;
-    let files: Vec<&Path> = listed.iter().filter_map(file_of).collect();
+    let all = graphs(arguments.graphs.iter().map(String::as_str)).map_err(Problem::Graphs)?;
+    let files: Vec<&Path> = all.iter().filter_map(file_of).collect();
     // Weights in files of their own are found from there.
     let beside = shared.output.as_deref().or(files.first().copied()).unwrap_or(Path::new(""));
-    let parts: Vec<Part> = listed.iter().map(|graph| part(graph, here(beside.parent()))).collect::<Result<_, _>>()?;
+    let parts: Vec<Part> = all.iter().map(|graph| part(graph, here(beside.parent()))).collect::<Result<_, _>>()?;
     let Joined { converted, plan } = join(&parts, &options)?;
     if let Some(context) = options.contexts.iter().find(|context| !plan.has_context(&context.input)) {
         return Err(Problem::OuterContext(context.input.clone()));
@@ -65,11 +62,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Problem> {
     let origin = Origin { files: &files, beside, compared_with: "the graphs", chunk: None };
     finish(converted, &origin, shared, |folder, converted| {
         let environment = verify::environment(&shared.library()?)?;
-        let model = folder.model();
         let source = |(graph, part)| file_of(graph).map_or(Source::Bytes(part), Source::File);
         let models = JoinedModels {
-            parts: listed.iter().zip(parts.iter().map(|part| &*part.model)).map(source).collect(),
-            joined: Source::File(&model),
+            parts: all.iter().zip(parts.iter().map(|part| &*part.model)).map(source).collect(),
+            joined: Source::File(&folder.model),
             amount: Amount::default(),
         };
         let compared = verify::verify_joined(&environment, &models, &plan, &converted.report, &shared.given(None)?)?;
@@ -77,34 +73,20 @@ pub fn run(arguments: &Arguments) -> Result<String, Problem> {
     })
 }
 
+const CONTEXT: &str = "'graph.input=68@1' is expected, with ':whole' if nothing is prepended at first";
+
 fn options(arguments: &Arguments) -> Result<JoinOptions, Problem> {
     let search = arguments.search.as_deref().map(Search::parse).transpose().map_err(Problem::Search)?;
-    let tokens = search.as_ref().and_then(|search| search.tokens.clone());
+    let tokens = search.as_ref().and_then(|search| search.tokens.as_ref().map(PathBuf::from));
     Ok(JoinOptions {
-        wires: match &arguments.wires {
-            Some(text) => wires(text).ok_or_else(|| Problem::Wires(text.clone()))?,
-            None => Vec::new(),
-        },
-        states: match &arguments.states {
-            Some(text) => state_pairs(text).map_err(|_| Problem::States(text.clone()))?,
-            None => Vec::new(),
-        },
-        dims: match &arguments.dims {
-            Some(text) => dims(text).ok_or_else(|| Problem::Dims(text.clone()))?,
-            None => Vec::new(),
-        },
-        contexts: match &arguments.input_context {
-            Some(text) => contexts(text).ok_or_else(|| Problem::Contexts(text.clone()))?,
-            None => Vec::new(),
-        },
+        wires: listed(("wires", "'<<<graph.output, graph.input>>>' is expected"), arguments.wires.as_ref(), wires)?,
+        states: listed_states(arguments.states.as_ref())?,
+        dims: listed(("dims", "'graph.tensor=[batch, 80, 121]' is expected"), arguments.dims.as_ref(), dims)?,
+        contexts: listed(("input-context", CONTEXT), arguments.input_context.as_ref(), contexts)?,
         outputs: arguments.outputs.clone(),
         search,
-        pieces: tokens.map(|file| texts(Path::new(&file))).transpose()?,
+        pieces: tokens.map(|file| read_pieces(&file).map_err(|why| Problem::file(&file, why))).transpose()?,
     })
-}
-
-fn texts(file: &Path) -> Result<Vec<String>, Problem> {
-    read_pieces(file).map_err(|why| Problem::Pieces { path: file.to_owned(), why })
 }
 
 fn file_of(graph: &ListedGraph) -> Option<&Path> {
@@ -130,7 +112,7 @@ fn part(graph: &ListedGraph, folder: &Path) -> Result<Part, Problem> {
     let files = read(model.clone()).map_or_else(|_| Vec::new(), |model| external_files(&model));
     let own = here(file.parent());
     for weights in &files {
-        path_in(own, weights).map_err(|why| Problem::Weights { model: file.clone(), why })?;
+        path_in(own, weights).map_err(|why| Problem::file(&file, why))?;
     }
     let mut from_folder = String::new();
     if let Some(weights) = files.first() {

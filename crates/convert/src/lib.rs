@@ -9,12 +9,12 @@
 //! | module | |
 //! |---|---|
 //! | `convert` | the conversion: bytes in, bytes out |
-//! | `rows` | what the backend asks of a graph that it serves: what it does with the rows of its batch |
+//! | `rows` | the rows of a batch: their name, warnings about them, and what the backend asks of a graph that it serves |
 //! | [`join`] | one graph from several |
 //! | `prepared` | reads a model and puts it in order, and says why one isn't converted |
 //! | `cut` | the edits that make states, and lengths of rows that requests say |
 //! | [`report`] | what was done |
-//! | `batch` | opens a batch dimension that is fixed to 1, and names the batch beside the steps |
+//! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |

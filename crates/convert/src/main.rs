@@ -2,14 +2,10 @@
 //! a config.pbtxt. `stateful-convert join` does the same with the graph that it joins from several, and `stateful-convert graph`
 //! writes a built-in graph.
 
-mod commands;
 mod files;
 mod joining;
 mod options;
-mod problem;
-mod result;
 mod texts;
-mod warnings;
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -18,15 +14,16 @@ use std::process::ExitCode;
 
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
-use commands::GraphArguments;
-use files::WorkFolder;
-use options::{Shared, VERSION, input_axis};
-use problem::Problem;
-use result::{Origin, finish};
+use files::{Content, Origin, Targets, WorkFolder, finish, write_files};
+use options::{Problem, Shared, VERSION, input_axis, listed_states};
+use stateful_convert::names::pairs_by_names;
+use stateful_convert::onnx::schema::ModelProto;
+use stateful_convert::onnx::write;
 use stateful_convert::verify::{self, Compared, Models, Source};
 use stateful_convert::{
-    ConvertError, Converted, InputAxis, Options, WeightsError, convert, state_pairs, with_small_weights_shown,
+    ConvertError, Converted, InputAxis, Options, WeightsError, builtin, convert, with_small_weights_shown,
 };
+use texts::tensors;
 
 /// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its states; and
 /// compares it with the original
@@ -78,7 +75,7 @@ fn main() -> ExitCode {
     let line = CommandLine::parse();
     let arguments = &line.conversion;
     let done = match (&line.command, &arguments.model) {
-        (Some(Command::Graph(arguments)), _) => commands::graph(arguments),
+        (Some(Command::Graph(arguments)), _) => graph(arguments),
         (Some(Command::Join(arguments)), _) => joining::run(arguments),
         (None, Some(model)) => run(model, arguments),
         (None, None) => Err(Problem::NoModel),
@@ -103,21 +100,22 @@ fn main() -> ExitCode {
 
 fn run(model: &Path, arguments: &Arguments) -> Result<String, Problem> {
     let unreadable = |error| Problem::Unreadable { path: model.to_owned(), error };
-    let bytes = small_weights_shown(model, fs::read(model).map_err(unreadable)?.into())?;
-    let states = match &arguments.states {
-        Some(text) => state_pairs(text).map_err(|_| Problem::States(text.clone()))?,
-        None => Vec::new(),
+    let bytes: Bytes = fs::read(model).map_err(unreadable)?.into();
+    let bytes = match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
+        // The conversion says what is wrong with it.
+        Err(WeightsError::Model(_)) => bytes,
+        read => read.map_err(|why| Problem::file(model, why))?,
     };
     let options = Options {
         time: arguments.time.clone(),
-        states,
+        states: listed_states(arguments.states.as_ref())?,
         keep_recurrences: false,
         open_batch: arguments.open_batch || !arguments.batch_axis.is_empty(),
         batch: arguments.batch_axis.clone(),
     };
     let converted = convert(bytes, &options).map_err(|error| match error {
         // Only this error is about the file; the others are about the model in it.
-        ConvertError::Read(_) => Problem::Read { model: model.to_owned(), error },
+        ConvertError::Read(_) => Problem::file(model, error),
         error => Problem::Convert(error),
     })?;
     let origin = Origin { files: &[model], beside: model, compared_with: "the original", chunk: arguments.chunk };
@@ -133,15 +131,6 @@ fn run(model: &Path, arguments: &Arguments) -> Result<String, Problem> {
     })
 }
 
-/// The model with what the conversion looks at of weights in files of their own.
-fn small_weights_shown(model: &Path, bytes: Bytes) -> Result<Bytes, Problem> {
-    match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
-        // The conversion says what is wrong with it.
-        Err(WeightsError::Model(_)) => Ok(bytes),
-        read => read.map_err(|why| Problem::Weights { model: model.to_owned(), why }),
-    }
-}
-
 fn compare(
     file: &Path,
     arguments: &Arguments,
@@ -149,11 +138,64 @@ fn compare(
     converted: &Converted,
 ) -> Result<Vec<Compared>, Problem> {
     let environment = verify::environment(&arguments.shared.library()?)?;
-    let (model, original, initial_states) = (folder.model(), folder.original(), folder.initial_states());
     let models = Models {
-        original: Source::File(if converted.original.is_some() { &original } else { file }),
-        converted: Source::File(&model),
-        initial_states: converted.initial_states.as_ref().map(|_| Source::File(&initial_states)),
+        original: Source::File(if converted.original.is_some() { &folder.original } else { file }),
+        converted: Source::File(&folder.model),
+        initial_states: converted.initial_states.as_ref().map(|_| Source::File(&folder.initial_states)),
     };
     Ok(verify::verify(&environment, &models, &converted.report, &arguments.shared.given(arguments.chunk)?)?)
+}
+
+// Serves the model as it is; a host with a GPU would place it there otherwise.
+const CONFIGURATION: &str = "backend: \"stateful\"\ninstance_group [ { kind: KIND_CPU } ]\n";
+
+/// Writes a built-in graph: filter banks of speech, or a Fourier transform
+#[derive(Args)]
+struct GraphArguments {
+    /// The graph: fbank:kaldi, mel:nemo, stft, istft, irfft or overlap_add
+    #[arg(value_name = "GRAPH")]
+    graph: String,
+    /// Options of the graph, such as num_mel_bins=40; docs/convert.md lists them
+    #[arg(value_name = "OPTION=VALUE")]
+    options: Vec<String>,
+    /// The graph's file. If the graph has states, a config.pbtxt goes beside it, or beside its folder if that is named after a
+    /// version. Folders that are missing are made
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Replace files that exist
+    #[arg(long)]
+    force: bool,
+    /// Write no config.pbtxt
+    #[arg(long)]
+    no_config: bool,
+}
+
+fn graph(arguments: &GraphArguments) -> Result<String, Problem> {
+    let options: Vec<&str> = arguments.options.iter().map(String::as_str).collect();
+    let model = builtin(&arguments.graph, &options)?;
+    let bytes = write(&model);
+    // Without states, it is a part of other models, and isn't served by itself.
+    let targets = Targets::new(&arguments.output, !arguments.no_config && has_states(&model));
+    let config = targets.config.clone().map(|path| (path, Content::Bytes(CONFIGURATION.as_bytes())));
+    let files: Vec<(PathBuf, Content)> =
+        [(targets.model.clone(), Content::Bytes(&bytes))].into_iter().chain(config).collect();
+    let names: Vec<PathBuf> = files.iter().map(|(path, _)| path.clone()).collect();
+    targets.check_folders(&names)?;
+    if let Some(path) = names.iter().find(|path| path.exists() && !arguments.force) {
+        return Err(Problem::Exists(path.clone()));
+    }
+    write_files(&files)?;
+    let mut text = format!("{}\n\n{}", model.doc_string(), tensors(&model));
+    if !has_states(&model) {
+        text += "\nit has no state, so it isn't served by itself: join it with other graphs";
+    }
+    for path in &names {
+        text += &format!("\nwritten: {}", path.display());
+    }
+    Ok(text)
+}
+
+/// Whether the backend would serve the graph by itself: its states have names that show them.
+fn has_states(model: &ModelProto) -> bool {
+    model.graph.as_ref().is_some_and(|graph| pairs_by_names(graph).is_ok_and(|pairs| !pairs.is_empty()))
 }

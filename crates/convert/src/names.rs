@@ -5,9 +5,7 @@ use crate::graph::required_inputs;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::pairs::StatePair;
 
-/// Words of a name that mark a state's input.
 const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];
-/// Words of a name that mark a state's output.
 const OUTPUT_WORDS: [&str; 8] = ["out", "output", "new", "next", "cur", "current", "updated", "present"];
 /// Words that mark a state's output as the first word only.
 const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
@@ -16,45 +14,9 @@ const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
 const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
 
 /// What clients send and get. Such tensors can be named like the two ends of a state and are none.
-const NEVER_STATES: [&str; 37] = [
-    "",
-    "audio",
-    "data",
-    "decoder",
-    "encoder",
-    "enhanced",
-    "feat",
-    "feats",
-    "feature",
-    "features",
-    "frame",
-    "frames",
-    "ids",
-    "image",
-    "len",
-    "length",
-    "lengths",
-    "lens",
-    "logits",
-    "mask",
-    "mix",
-    "model",
-    "noisy",
-    "pcm",
-    "sample",
-    "samples",
-    "signal",
-    "spec",
-    "spectrogram",
-    "spectrum",
-    "speech",
-    "text",
-    "token",
-    "tokens",
-    "wav",
-    "wave",
-    "waveform",
-];
+const NEVER_STATES: &str = "audio data decoder encoder enhanced feat feats feature features frame frames ids image len length \
+    lengths lens logits mask mix model noisy pcm sample samples signal spec spectrogram spectrum speech \
+    text token tokens wav wave waveform";
 /// Words that say only whether a tensor is an input or an output. Tensors that clients send and get have them, too.
 const SIDES: [&str; 5] = ["in", "inp", "input", "out", "output"];
 /// Parts of names that only states have, as in `lstm_in`.
@@ -63,12 +25,11 @@ const STATES_PARTS: [&str; 14] =
 
 /// The strength of a reading by one name: the other one says nothing of a state.
 pub const OF_ONE_NAME: u8 = 1;
-/// The strength of a reading by both names.
 const OF_BOTH_NAMES: u8 = 2;
 
-/// Whether a name has only words of [`NEVER_STATES`] and [`SIDES`], as `encoder.length` has.
+/// Whether a name has only words of `NEVER_STATES` and `SIDES`, as `encoder.length` has.
 pub fn is_never_state(name: &str) -> bool {
-    without_sides(name).split('_').all(|word| NEVER_STATES.contains(&word))
+    without_sides(name).split('_').all(|word| !is_states(word))
 }
 
 /// How strongly the names of an input and an output say that they are a state; `None` if they don't.
@@ -94,7 +55,7 @@ pub fn strength_of_names(input: &str, output: &str) -> Option<u8> {
     by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
 }
 
-/// What two names share, if they differ only in words of [`SIDES`].
+/// What two names share, if they differ only in words of `SIDES`.
 pub fn side_stem(input: &str, output: &str) -> Option<String> {
     let (of_input, of_output) = (without_sides(input), without_sides(output));
     (of_input == of_output).then_some(of_input)
@@ -119,10 +80,7 @@ pub fn pairs_by_names(graph: &GraphProto) -> Result<Vec<StatePair>, Vec<StatePai
         readings.iter().all(|&(other, another, best)| !shares_end(other, another) || best <= strength)
     };
     let likely: Vec<_> = readings.iter().filter(is_best).collect();
-    let pair = |input: &ValueInfoProto, output: &ValueInfoProto| StatePair {
-        input: input.name().to_owned(),
-        output: output.name().to_owned(),
-    };
+    let pair = |input: &ValueInfoProto, output: &ValueInfoProto| StatePair::new(input.name(), output.name());
     let has_rival = |&&&(input, output, _): &&&(&ValueInfoProto, &ValueInfoProto, u8)| {
         likely.iter().any(|&&(other, another, _)| (other == input) != (another == output))
     };
@@ -145,7 +103,8 @@ fn without_sides(name: &str) -> String {
 }
 
 fn is_states(stem: &str) -> bool {
-    !NEVER_STATES.contains(&stem)
+    // A name may have nothing but words that say its side, and nothing is left of it then.
+    !stem.is_empty() && NEVER_STATES.split(' ').all(|word| word != stem)
 }
 
 /// The name without one of `words`, or without its first word if that is among `first_words`; one text for each word.
@@ -155,7 +114,6 @@ fn stems(name: &str, words: &[&str], first_words: &[&str]) -> Vec<String> {
     (0..parts.len()).filter(says).map(|index| [&parts[..index], &parts[index + 1..]].concat().join("_")).collect()
 }
 
-/// A name in the form in which names are compared.
 fn normal(name: &str) -> String {
     let unify = |c: char| if ['.', '/', ':', '-', ' '].contains(&c) { '_' } else { c.to_ascii_lowercase() };
     let name: String = name.chars().map(unify).collect();

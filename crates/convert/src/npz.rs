@@ -9,12 +9,11 @@ use npyz::NpyHeader;
 
 /// What NumPy adds to an array's name in an archive.
 pub const EXTENSION: &str = ".npy";
-/// What a .npy file begins with.
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// Most bytes of an array's header, as in NumPy.
 const MAX_HEADER_BYTES: usize = 10_000;
-/// Most opening brackets of a header: with their depth, the parser's stack grows, and its time exponentially. An array
-/// of numbers or strings has two. A small record has four, and is then refused for its type.
+// Most opening brackets of a header: with their depth, the parser's stack grows, and its time exponentially. An array
+// of numbers or strings has two. A small record has four, and is then refused for its type.
 const MAX_BRACKETS: usize = 4;
 /// Most characters of a header that an error repeats.
 const MAX_QUOTED: usize = 200;

@@ -8,12 +8,16 @@ use crate::graph::{producers, required_inputs};
 use crate::onnx;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 
-/// The input that takes a state, and the output that gives the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct StatePair {
     pub input: String,
     pub output: String,
+}
+
+impl StatePair {
+    pub fn new(input: &str, output: &str) -> Self {
+        Self { input: input.to_owned(), output: output.to_owned() }
+    }
 }
 
 impl fmt::Display for StatePair {
@@ -22,10 +26,8 @@ impl fmt::Display for StatePair {
     }
 }
 
-/// A text that is no list of pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPairs {
-    /// The text.
     pub text: String,
     /// A name that is in two pairs. Without it, the form is wrong.
     pub twice: Option<String>,
@@ -42,7 +44,7 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
         if found.iter().any(|known| known.output == output) {
             return Err(bad(Some(output)));
         }
-        found.push(StatePair { input: input.to_owned(), output: output.to_owned() });
+        found.push(StatePair::new(input, output));
     }
     Ok(found)
 }
@@ -75,9 +77,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, BadPai
             let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
                 continue;
             };
-            let swap = |pair: StatePair| {
-                if input < output { pair } else { StatePair { input: pair.output, output: pair.input } }
-            };
+            let swap = |pair: StatePair| if input < output { pair } else { StatePair::new(&pair.output, &pair.input) };
             described.extend(state_pairs(groups)?.into_iter().map(swap));
         }
     }
@@ -88,10 +88,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, BadPai
 pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String> {
     let find = |values: &[ValueInfoProto], name: &str, kind: &str| {
         let found = values.iter().find(|value| value.name() == name).cloned();
-        found.ok_or_else(|| {
-            let names: Vec<&str> = values.iter().map(ValueInfoProto::name).collect();
-            format!("the model has no {kind} '{name}' (it has {})", names.join(", "))
-        })
+        found.ok_or_else(|| format!("the model has no {kind} '{name}' (it has {})", onnx::names(values)))
     };
     for pair in pairs {
         let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
@@ -138,10 +135,9 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[StatePair]) -> Option<String> {
             let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);
             let Some(StatePair { input, output }) = crossed else { continue };
             return Some(format!(
-                "'{input}' and '{output}' can't be the two ends of a state: in {} '{}', one is the hidden state (initial_h, \
-                 Y_h) and the other the cell state (initial_c, Y_c)",
-                node.operator(),
-                node.label()
+                "'{input}' and '{output}' can't be the two ends of a state: in {}, one is the hidden state (initial_h, Y_h) and the \
+                 other the cell state (initial_c, Y_c)",
+                node.described()
             ));
         }
     }
@@ -168,19 +164,19 @@ pub fn alike(graph: &GraphProto) -> Vec<StatePair> {
     };
     let pair = |input: &ValueInfoProto| {
         only(input, &graph.input)?;
-        Some(StatePair { input: input.name().to_owned(), output: only(input, &graph.output)? })
+        Some(StatePair::new(input.name(), &only(input, &graph.output)?))
     };
     let found: Vec<StatePair> = required_inputs(graph).filter_map(pair).collect();
     // Requests must carry something.
     if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
 }
 
-/// Writes the pairs into the graph's description, where the backend finds them.
 pub fn describe<'a>(graph: &mut GraphProto, described: &[StatePair], pairs: impl Iterator<Item = &'a StatePair>) {
     let new: Vec<String> = pairs.filter(|pair| !described.contains(pair)).map(StatePair::to_string).collect();
     if new.is_empty() {
         return;
     }
+    // A line of its own, because one order of the two words counts for all pairs of a line.
     let line = format!("InputState, OutputState: {}", new.join(" "));
     let own = graph.doc_string();
     graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });

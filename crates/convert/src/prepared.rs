@@ -11,39 +11,31 @@ use crate::onnx::{self, ReadError, function_like_operator};
 use crate::pairs::{BadPairs, StatePair};
 use crate::time::{CHECKER, Hint, Refusals, refuse};
 
-/// Why a model isn't converted.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// Not a model.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Nodes need more than the steps so far.
     #[error("{0}")]
     Refused(Refusals),
-    /// A function has the name and the domain of an operator.
     #[error(
         "the model has a function '{0}' with the name and the domain of an operator, so it isn't known what its nodes do; \
          inline the functions, as onnx.inliner does"
     )]
     Function(String),
-    /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// No recurrence was found. `alike` are pairs that may be states, and `stopped` says for each axis what is in the way.
     /// `like_states` are inputs that may be states of a graph that makes a single step.
     #[error("{}", nothing(alike, like_states, stopped))]
-    #[expect(missing_docs, reason = "the text says it")]
     Nothing { alike: Vec<StatePair>, like_states: Vec<String>, stopped: Vec<String> },
     /// The graph's description names states in another form than the backend reads.
     #[error("the graph's description names states as '{}': '<<<input, output>>>' is expected", .0.text)]
     Description(BadPairs),
-    /// An option names something that isn't there.
     #[error("{0}")]
     Option(String),
 }
 
 impl ConvertError {
-    /// What the caller could say that would help.
     pub fn hints(&self) -> Vec<Hint> {
         match self {
             Self::Nothing { .. } => vec![Hint::States, Hint::Time],
@@ -51,7 +43,7 @@ impl ConvertError {
                 let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
                 [Hint::States, Hint::Time].into_iter().filter(hinted).collect()
             }
-            Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
+            _ => Vec::new(),
         }
     }
 }
@@ -78,26 +70,25 @@ fn nothing(alike: &[StatePair], like_states: &[String], stopped: &[String]) -> S
 
 /// A model in which each node follows those that it reads from, also in inner graphs.
 pub struct Prepared {
-    /// Without its graph.
     pub model: ModelProto,
     pub graph: GraphProto,
     /// Layers had the batch in front.
     pub had_batch_in_front: bool,
 }
 
-/// Reads a model and puts it in order.
 pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
     in_order(onnx::read(bytes)?)
 }
 
-/// Puts a model in order.
 pub fn in_order(mut model: ModelProto) -> Result<Prepared, ConvertError> {
     // Nodes of such a function would be followed by the rules of the operator.
     if let Some(name) = function_like_operator(&model) {
         return Err(ConvertError::Function(name.to_owned()));
     }
     let mut graph = model.graph.take().unwrap_or_default();
-    let had_batch_in_front = put_time_in_front(&mut graph);
+    // Names in bodies hide those outside, so new names must differ from both.
+    let names = &mut Names::of(&graph);
+    let had_batch_in_front = put_time_in_front(&mut graph, names);
     sort_all(&mut graph)?;
     Ok(Prepared { model, graph, had_batch_in_front })
 }
@@ -125,17 +116,11 @@ pub fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
 
 /// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers whether
 /// there was one.
-fn put_time_in_front(graph: &mut GraphProto) -> bool {
-    // Names in bodies hide those outside, so new names must differ from both.
-    let names = &mut Names::of(graph);
-    in_graph(graph, names)
-}
-
-fn in_graph(graph: &mut GraphProto, names: &mut Names) -> bool {
+fn put_time_in_front(graph: &mut GraphProto, names: &mut Names) -> bool {
     let mut found = false;
     for index in 0..graph.node.len() {
         for inner in graph.node[index].graphs_mut() {
-            found |= in_graph(inner, names);
+            found |= put_time_in_front(inner, names);
         }
         let node = &graph.node[index];
         if node.is_recurrent() && node.int("layout") == Some(1) {

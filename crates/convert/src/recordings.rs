@@ -11,12 +11,10 @@ use zip::ZipArchive;
 
 use crate::npz::{EXTENSION, read_header};
 use crate::onnx::{DataType, element_count, type_bytes};
-use crate::verify::Recording;
+use crate::verify::{Host, Recording};
 
-/// The types that can be compared.
 const TYPES: &str = "float16, float32, float64, int8 to int64, uint8 to uint64 and bool";
 
-/// The arrays of a file.
 pub fn read(file: &Path) -> Result<Vec<Recording>, String> {
     let opened = File::open(file).map_err(|error| error.to_string())?;
     let mut archive = ZipArchive::new(opened).map_err(|error| format!("it is no .npz file: {error}"))?;
@@ -53,7 +51,7 @@ fn read_array(entry: &mut impl Read, input: &str) -> io::Result<Recording> {
         let has = if bytes.len() as u64 > wanted { "more than that".to_owned() } else { bytes.len().to_string() };
         return Err(refused(format!("its shape {dims:?} needs {wanted} bytes, and it has {has}")));
     }
-    Ok(Recording { input: input.to_owned(), elem, dims, bytes })
+    Ok(Recording { input: input.to_owned(), values: Host { elem, dims, bytes } })
 }
 
 /// The data type for NumPy's, of those that can be compared.
@@ -92,8 +90,8 @@ mod tests {
     #[test]
     fn an_array_has_exactly_the_bytes_of_its_shape() {
         let read = |shape: &str, bytes: usize| read_array(&mut array(shape, bytes).as_slice(), "x");
-        let recording = read("2, 3,", 24).unwrap();
-        assert_eq!((recording.dims, recording.bytes.len()), (vec![2, 3], 24));
+        let values = read("2, 3,", 24).unwrap().values;
+        assert_eq!((values.dims, values.bytes.len()), (vec![2, 3], 24));
         for (shape, bytes, expected) in [
             ("2, 3,", 23, "its shape [2, 3] needs 24 bytes, and it has 23"),
             ("2, 3,", 25, "its shape [2, 3] needs 24 bytes, and it has more than that"),

@@ -1,8 +1,5 @@
 //! What a conversion did.
 
-#![expect(missing_docs, reason = "most names say it")]
-
-use std::fmt;
 use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -12,12 +9,10 @@ use crate::onnx::{Dim, type_bytes, type_name};
 use crate::pairs::StatePair;
 use crate::time::{Hint, Refusal, Refusals};
 
-/// Where a state starts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartsAt {
     Zero,
-    /// This value in each element.
     #[serde(serialize_with = "number_or_text")]
     Value(f64),
     /// What the model of initial states gives.
@@ -26,12 +21,10 @@ pub enum StartsAt {
     Unchanged,
 }
 
-/// A state of the converted model.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
     #[serde(flatten)]
     pub pair: StatePair,
-    /// The node that it belongs to.
     pub node: String,
     pub operator: String,
     #[serde(rename = "data_type", serialize_with = "type_text")]
@@ -52,27 +45,22 @@ impl State {
         node: &str,
         operator: &str,
     ) -> Self {
-        let open = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count();
-        let length = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { 1 };
+        let open = dims.iter().filter(|dim| !dim.is_known()).count();
+        // The open dimension is the batch, of which a sequence has one row. With two, the size is not known.
+        let length = |dim: &Dim| dim.known().unwrap_or(1);
         let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);
         Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }
     }
 }
 
-/// What an input of requests has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    Steps {
-        axis: usize,
-    },
-    /// The number of steps in each row.
+    Steps { axis: usize },
     Lengths,
-    /// No steps.
     Other,
 }
 
-/// An input of requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepInput {
     pub name: String,
@@ -83,7 +71,6 @@ pub struct StepInput {
     pub role: Role,
 }
 
-/// An output of responses.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepOutput {
     pub name: String,
@@ -95,14 +82,11 @@ pub struct StepOutput {
     pub axis: Option<usize>,
 }
 
-/// What a conversion did.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The axes that have the steps.
     pub time: Vec<InputAxis>,
     pub inputs: Vec<StepInput>,
     pub outputs: Vec<StepOutput>,
-    /// The states, those that the model had first.
     pub states: Vec<State>,
     /// The axes that had one row and have a batch now.
     pub opened: Vec<InputAxis>,
@@ -110,7 +94,6 @@ pub struct Report {
     pub batch_was: Option<String>,
     /// The number of steps in a request must be a multiple of this.
     pub steps_multiple: i64,
-    /// Some node takes one quantization scale over a whole request.
     pub quantizes: bool,
     /// Each caller adds its own names for the hints.
     #[serde(skip)]
@@ -120,9 +103,7 @@ pub struct Report {
 /// The key of a model's metadata that has the [`StepsMultiple`]s of its inputs, as JSON. The backend reads it.
 pub const STEPS_MULTIPLE: &str = "stateful.steps_multiple";
 
-/// A request's number of steps along an axis of an input must be a multiple of this.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct StepsMultiple {
     pub input: String,
     pub axis: usize,
@@ -133,132 +114,100 @@ pub struct StepsMultiple {
 /// only with a configuration that has them.
 pub const INITIAL_STATES: &str = "stateful.initial_states";
 
-/// A state that doesn't start at zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitialState {
-    /// The state's input.
     pub state: String,
     /// The value of each element, as `initial_states` takes it. Without one, the model of initial states has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-/// What the user of a converted model should know.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
-    /// The states of these nodes start at constants that aren't zero.
+    #[error(
+        "the states of {} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held when \
+         it was exported", .0.join(", ")
+    )]
     StartAtConstants(Vec<String>),
-    /// Axes of the inputs were taken for the batch, and others could be opened, too.
+    #[error("{taken} was taken for the batch, and {other} could be opened, too")]
     TwoBatches { taken: String, other: String },
     /// The model takes so many rows, along this axis.
+    #[error("{}", fixed(axis, *rows))]
     FixedBatch { axis: InputAxis, rows: i64 },
     /// The model takes one row, along this axis, and this is in the way of more.
+    #[error("{axis} has one row, so sequences don't share runs, and the batch can't be opened: {refusal}")]
     ClosedBatch { axis: InputAxis, refusal: Box<Refusal> },
-    /// These nodes take one quantization scale over a whole request.
+    #[error(
+        "{} take one quantization scale over a whole request, so answers depend a little on its length", .0.join(", ")
+    )]
     Quantizes(Vec<String>),
     /// These nodes of a joined model take one quantization scale over all rows of a run.
+    #[error(
+        "{} one quantization scale over all rows of a run, so each sequence has runs of its own, and the comparison has one row",
+        takers(.0)
+    )]
     ScaleOfRows(Vec<String>),
-    /// No wire leads to this graph of a joined model, or from it.
+    #[error(
+        "no wire leads to graph '{0}' or from it, so it only shares the requests of the others: are the names and the order of \
+         the graphs right?"
+    )]
     Unwired(String),
-    /// A request must have a multiple of so many steps.
+    #[error("the number of steps in a request must be a multiple of {0}, because the model has a stride over time")]
     StepsMultiple(i64),
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
     /// has.
+    #[error("{}", uncut(nodes, refusals, time))]
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
     /// The model continues from its own states, but these nodes need other steps of the same request.
+    #[error(
+        "these nodes need other steps, and have only those of the request. If the model's states don't hold the others, answers \
+         depend on how the steps of a sequence are cut into requests:\n{0}"
+    )]
     OfRequests(Refusals),
 }
 
 impl Warning {
-    /// What the caller could say about it.
     pub const fn hint(&self) -> Option<Hint> {
         match self {
             Self::StartAtConstants(_) => Some(Hint::StartAtZero),
             Self::TwoBatches { .. } => Some(Hint::Batch),
             Self::FixedBatch { rows: 1, .. } => Some(Hint::OpenBatch),
             Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
-            Self::FixedBatch { .. }
-            | Self::ClosedBatch { .. }
-            | Self::Quantizes(_)
-            | Self::ScaleOfRows(_)
-            | Self::Unwired(_)
-            | Self::StepsMultiple(_)
-            | Self::Uncut { .. }
-            | Self::OfRequests(_) => None,
+            _ => None,
         }
     }
 }
 
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::StartAtConstants(nodes) => write!(
-                f,
-                "the states of {} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
-                 when it was exported",
-                nodes.join(", ")
-            ),
-            Self::TwoBatches { taken, other } => {
-                write!(f, "{taken} was taken for the batch, and {other} could be opened, too")
-            }
-            Self::FixedBatch { axis, rows: 1 } => {
-                write!(f, "{axis} has one row, so sequences don't share runs")
-            }
-            Self::ClosedBatch { axis, refusal } => {
-                write!(f, "{axis} has one row, so sequences don't share runs, and the batch can't be opened: {refusal}")
-            }
-            Self::FixedBatch { axis, rows } => write!(
-                f,
-                "{axis} has {rows} rows: each request must have them, and sequences don't share runs; if that is the batch, \
-                 export the model with an open one"
-            ),
-            Self::Quantizes(nodes) => write!(
-                f,
-                "{} take one quantization scale over a whole request, so answers depend a little on its length",
-                nodes.join(", ")
-            ),
-            Self::ScaleOfRows(nodes) => write!(
-                f,
-                "{}{} one quantization scale over all rows of a run, so each sequence has runs of its own, and the comparison \
-                 has one row",
-                nodes.first().map_or("", String::as_str),
-                match nodes.len() {
-                    0 | 1 => " takes".to_owned(),
-                    more => format!(" and {} other nodes take", more - 1),
-                }
-            ),
-            Self::Unwired(graph) => write!(
-                f,
-                "no wire leads to graph '{graph}' or from it, so it only shares the requests of the others: are the names and \
-                 the order of the graphs right?"
-            ),
-            Self::StepsMultiple(steps) => write!(
-                f,
-                "the number of steps in a request must be a multiple of {steps}, because the model has a stride over time"
-            ),
-            Self::OfRequests(refusals) => write!(
-                f,
-                "these nodes need other steps, and have only those of the request. If the model's states don't hold the others, \
-                 answers depend on how the steps of a sequence are cut into requests:\n{refusals}"
-            ),
-            Self::Uncut { nodes, refusals, time } => {
-                write!(
-                    f,
-                    "these nodes got no state, so they begin anew in each request: {}. In the way:\n{refusals}\n\
-                     if each request has the whole input of these nodes, nothing is wrong",
-                    nodes.join(", ")
-                )?;
-                if !time.is_empty() {
-                    let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
-                    write!(f, "; to confirm that, name the axes that have the steps: {}", axes.join(","))?;
-                }
-                Ok(())
-            }
-        }
+fn fixed(axis: &InputAxis, rows: i64) -> String {
+    if rows == 1 {
+        return format!("{axis} has one row, so sequences don't share runs");
     }
+    format!(
+        "{axis} has {rows} rows: each request must have them, and sequences don't share runs; if that is the batch, export the \
+         model with an open one"
+    )
 }
 
-/// JSON has no infinite numbers.
+/// The first of the nodes, and how many others there are.
+fn takers(nodes: &[String]) -> String {
+    let first = nodes.first().map_or("", String::as_str);
+    if nodes.len() < 2 { format!("{first} takes") } else { format!("{first} and {} other nodes take", nodes.len() - 1) }
+}
+
+fn uncut(nodes: &[String], refusals: &Refusals, time: &[InputAxis]) -> String {
+    let mut text = format!(
+        "these nodes got no state, so they begin anew in each request: {}. In the way:\n{refusals}\n\
+         if each request has the whole input of these nodes, nothing is wrong",
+        nodes.join(", ")
+    );
+    if !time.is_empty() {
+        let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
+        text += &format!("; to confirm that, name the axes that have the steps: {}", axes.join(","));
+    }
+    text
+}
+
+// JSON has no infinite numbers.
 fn number_or_text<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() { to.serialize_f64(*value) } else { to.collect_str(value) }
 }

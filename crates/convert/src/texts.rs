@@ -4,36 +4,28 @@ use std::path::PathBuf;
 
 use comfy_table::{Table, presets};
 use serde_json::json;
+use stateful_convert::StatePair;
 use stateful_convert::onnx::schema::{ModelProto, ValueInfoProto};
 use stateful_convert::onnx::{Dim, bracketed, type_name};
-use stateful_convert::report::{Report, Role, StartsAt, State, StepInput, StepOutput};
+use stateful_convert::report::{Report, Role, StartsAt, State, StepInput, StepOutput, Warning};
 use stateful_convert::verify::Compared;
 
-use crate::options::Shared;
+use crate::options::{Shared, option};
 
 /// What was done, as tables or as JSON. `with` is what the model was compared with.
 pub fn done(
     report: &Report,
     compared: &[Compared],
-    warnings: &[String],
     written: Option<&[PathBuf]>,
     options: &Shared,
     with: &str,
 ) -> String {
+    let warnings = warnings(report);
     if options.json {
         let mut report = json!(report);
         report["warnings"] = json!(warnings);
         return format!("{:#}", json!({ "report": report, "compared": compared, "written": written }));
     }
-    let mut text = table(report, compared, warnings, with);
-    for path in written.unwrap_or_default() {
-        text += &format!("\nwritten: {}", path.display());
-    }
-    text
-}
-
-/// Tables of inputs and outputs, states and comparisons, then warnings.
-fn table(report: &Report, compared: &[Compared], warnings: &[String], with: &str) -> String {
     let mut text = inputs_and_outputs(report);
     text += &format!("\n{}", states(report));
     let bytes = report.states.iter().try_fold(0_i64, |sum, state| sum.checked_add(state.bytes?));
@@ -41,24 +33,26 @@ fn table(report: &Report, compared: &[Compared], warnings: &[String], with: &str
         text += &format!("\nstates: {bytes} bytes a sequence\n");
     }
     text += &format!("\n{}", comparisons(compared, with));
-    for warning in warnings {
+    for warning in &warnings {
         text += &format!("\nwarning: {warning}");
+    }
+    for path in written.unwrap_or_default() {
+        text += &format!("\nwritten: {}", path.display());
     }
     text
 }
 
-/// A table of the inputs and outputs of a model.
 pub fn tensors(model: &ModelProto) -> String {
-    let row = |kind: &str, value: &ValueInfoProto| {
-        let dims = bracketed(&value.dims().unwrap_or_default());
-        vec![kind.to_owned(), value.name().to_owned(), type_name(value.elem()).to_owned(), dims]
+    let of = |kind: &str, values: &[ValueInfoProto]| -> Vec<Vec<String>> {
+        let dims = |value: &ValueInfoProto| value.dims().unwrap_or_default();
+        values.iter().map(|value| row(kind, value.name(), value.elem(), &dims(value)).to_vec()).collect()
     };
-    let graph = model.graph.iter();
-    let rows = graph.flat_map(|graph| {
-        let inputs = graph.input.iter().map(|input| row("input", input));
-        inputs.chain(graph.output.iter().map(|output| row("output", output)))
-    });
-    made(&["", "name", "type", "dims"], rows.collect())
+    let rows = model.graph.iter().flat_map(|graph| [of("input", &graph.input), of("output", &graph.output)]);
+    made(&["", "name", "type", "dims"], rows.flatten().collect())
+}
+
+fn row(kind: &str, name: &str, elem: i32, dims: &[Dim]) -> [String; 4] {
+    [kind.to_owned(), name.to_owned(), type_name(elem).to_owned(), bracketed(dims)]
 }
 
 fn made(header: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -85,12 +79,12 @@ fn inputs_and_outputs(report: &Report) -> String {
             Role::Lengths => "the number of steps of each row".to_owned(),
             Role::Other => String::new(),
         };
-        vec!["input".to_owned(), input.name.clone(), type_name(input.elem).to_owned(), bracketed(&input.dims), has]
+        [&row("input", &input.name, input.elem, &input.dims)[..], &[has]].concat()
     };
     let output = |output: &StepOutput| {
         let last = if report.time.is_empty() { "" } else { "the last step" };
         let has = output.axis.map_or(last.to_owned(), |axis| format!("the steps, on axis {axis}"));
-        vec!["output".to_owned(), output.name.clone(), type_name(output.elem).to_owned(), bracketed(&output.dims), has]
+        [&row("output", &output.name, output.elem, &output.dims)[..], &[has]].concat()
     };
     let rows = report.inputs.iter().map(input).chain(report.outputs.iter().map(output)).collect();
     made(&["", "name", "type", "dims", "has"], rows)
@@ -130,7 +124,35 @@ fn comparisons(compared: &[Compared], with: &str) -> String {
     made(&[&format!("compared with {with}"), ""], compared.iter().map(row).collect())
 }
 
-/// Most rows of a batch.
+fn warnings(report: &Report) -> Vec<String> {
+    report.warnings.iter().map(with_option).chain(unpaired(report)).collect()
+}
+
+fn with_option(warning: &Warning) -> String {
+    warning.hint().map_or_else(|| warning.to_string(), |hint| format!("{warning}; {}", option(hint)))
+}
+
+fn unpaired(report: &Report) -> Option<String> {
+    // What requests carry comes first, in models of single steps.
+    let first = usize::from(report.time.is_empty());
+    let inputs: Vec<&StepInput> = report.inputs.iter().skip(first).filter(|input| input.role == Role::Other).collect();
+    let pair = |input: &&StepInput| {
+        let alike = |elem: i32, dims: &[Dim]| elem == input.elem && dims == input.dims;
+        let mut outputs = report.outputs.iter().filter(|output| alike(output.elem, &output.dims));
+        let output = outputs.next().filter(|_| outputs.next().is_none())?;
+        // With two candidates, a suggestion would be a guess.
+        let is_only = inputs.iter().filter(|input| alike(input.elem, &input.dims)).count() == 1;
+        is_only.then(|| StatePair::new(&input.name, &output.name).to_string())
+    };
+    let pairs: Vec<String> = inputs.iter().filter_map(pair).collect();
+    let text = format!(
+        "by their types and dims, {} may be states, too: if they are, name them with --states; else requests have to carry \
+         these inputs",
+        pairs.join(" ")
+    );
+    (!pairs.is_empty()).then_some(text)
+}
+
 const MAX_BATCH_SIZE: i64 = 64;
 
 /// The configuration. What it leaves out, the backend fills in.
@@ -174,15 +196,11 @@ fn quoted(text: &str) -> String {
 fn signature(report: &Report, chunk: i64) -> String {
     let is_open = |input: &StepInput, axis: usize| {
         let steps = matches!(input.role, Role::Steps { axis: time } if time == axis);
-        !steps && !matches!(input.dims[axis], Dim::Known(_))
+        !steps && !input.dims[axis].is_known()
     };
-    let open: Vec<Vec<usize>> = report
-        .inputs
-        .iter()
-        .map(|input| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect())
-        .collect();
-    let of_states = report.states.iter().map(|state| state.dims.iter().any(|dim| !matches!(dim, Dim::Known(_))));
-    let of_states: Vec<bool> = of_states.collect();
+    let open = |input: &StepInput| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect();
+    let open: Vec<Vec<usize>> = report.inputs.iter().map(open).collect();
+    let of_states: Vec<bool> = report.states.iter().map(|state| !state.dims.iter().all(Dim::is_known)).collect();
     // Triton adds one batch dimension to all tensors or to none.
     let has_batch = open.iter().all(|axes| *axes == [0]) && of_states.iter().all(|&open| open);
     if !has_batch && (open.iter().any(|axes| !axes.is_empty()) || of_states.contains(&true)) {
@@ -208,7 +226,6 @@ fn signature(report: &Report, chunk: i64) -> String {
     text
 }
 
-/// The data type as Triton writes it.
 fn data_type(elem: i32) -> String {
     match type_name(elem) {
         "FLOAT" => "TYPE_FP32".to_owned(),

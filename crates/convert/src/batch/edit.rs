@@ -18,18 +18,13 @@ pub fn edit(
     done: &mut HashSet<String>,
 ) -> Option<GraphProto> {
     let scatters: Vec<&NodeProto> = graph.node.iter().filter(|node| node.op() == "ScatterND").collect();
-    let refused: HashSet<&str> = followed
-        .result
-        .as_ref()
-        .err()
-        .into_iter()
-        .flat_map(Refusals::iter)
-        .map(|refusal| refusal.node.as_str())
-        .collect();
+    let refusals = followed.result.as_ref().err().into_iter().flat_map(Refusals::iter);
+    let refused: HashSet<&str> = refusals.map(|refusal| refusal.node.as_str()).collect();
     let mut edited: Option<GraphProto> = None;
     // Tensors whose shapes an edit may change.
     let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
+        // The shapes behind an edited node are still those before the edit, so such nodes wait for the next turn.
         let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
         let place = node.input_at(0).and_then(|input| followed.places.get(input));
         if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
@@ -129,7 +124,6 @@ fn joined_block(
     Some(edited)
 }
 
-/// A part of a tensor along an axis.
 struct Block {
     axis: usize,
     start: i64,
@@ -143,6 +137,7 @@ fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
     let axis = differ.next().filter(|_| differ.next().is_none())?;
     let start = *indices.get(axis)? as i64;
     let end = start.checked_add(grid[axis])?;
+    // A join keeps the order of elements, so the indices must count through the block from its start.
     let is_named = |(at, index): (usize, &[f64])| {
         let mut rest = at as i64;
         (0..depth).rev().all(|of| {
@@ -228,6 +223,7 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
     if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
         return None;
     }
+    // The batch must stay where it is among the elements, so its new axis has as many elements behind it.
     let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
     let mut suffix = 1;
     let mut places: Vec<(usize, i64)> = Vec::new();

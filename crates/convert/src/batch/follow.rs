@@ -8,20 +8,14 @@ use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
-/// Rows that shapes are computed for.
+/// Numbers of rows that shapes are computed for, and the length of other open dimensions.
 pub const FEW: i64 = 48;
-
 const MANY: i64 = 96;
-
-/// The length of other open dimensions.
 const OTHER: i64 = 32;
-
 /// Lengths of other open dimensions that no window divides.
 const PRIMES: [i64; 6] = [31, 37, 41, 43, 53, 59];
 
-/// The symbol of the batch.
 pub const SYMBOL: &str = "batch";
-
 /// The names that exporters give to the batch dimension, in lower case.
 const USUAL_SYMBOLS: [&str; 6] = [SYMBOL, "batch_size", "batchsize", "n", "b", "bs"];
 
@@ -43,7 +37,7 @@ pub fn is_made_up(symbol: &str) -> bool {
 /// Whether an axis is that of the rows: by its name, or because it is the first and open.
 pub fn is_batch_axis(dims: &[Dim], axis: usize) -> bool {
     let is_named = |dim: &Dim| matches!(dim, Dim::Symbol(name) if is_batch_name(name) || is_made_up(name));
-    is_named(&dims[axis]) || axis == 0 && !matches!(dims[0], Dim::Known(_)) && !dims.iter().any(is_named)
+    is_named(&dims[axis]) || axis == 0 && !dims[0].is_known() && !dims.iter().any(is_named)
 }
 
 /// Where tensors have the rows of a batch that is open, or the first node that mixes them.
@@ -76,7 +70,6 @@ pub fn rows_of_odd_lengths(
     follow_with(graph, opset, axes, &other).places()
 }
 
-/// The rows in a graph.
 pub struct Followed {
     pub few: Shapes,
     /// All dimensions but the batch have a length.
@@ -107,7 +100,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     // A -1 in the target of a Reshape can be given a number only if no length is open.
     let is_fixed = |input: &ValueInfoProto| {
         let opened = axes.iter().filter(|seed| seed.input == input.name()).count();
-        input.dims().is_some_and(|dims| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() == opened)
+        input.dims().is_some_and(|dims| dims.iter().filter(|dim| !dim.is_known()).count() == opened)
     };
     let has_fixed_lengths = required_inputs(graph).all(is_fixed);
     // The rows need no far length. A single row shows shapes that depend on their number.
@@ -125,7 +118,6 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 
-/// Words the refusal for rows in place of steps.
 fn of_rows(refusal: Refusal) -> Refusal {
     let why = refusal
         .why

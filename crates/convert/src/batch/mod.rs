@@ -5,51 +5,33 @@
 
 mod edit;
 mod follow;
-pub mod naming;
 
 use std::collections::HashSet;
 
 use crate::graph::{InputAxis, Names, required_inputs, sort};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use crate::onnx::{Dim, bracketed, int64s};
+use crate::onnx::{Dim, bracketed, int64s, names};
 use crate::pairs::StatePair;
 use crate::time::{Place, Refusal, Refusals, refuse};
 use edit::edit;
-use follow::{Followed, HELP, SYMBOL, follow};
-pub use follow::{is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};
+use follow::{Followed, HELP, follow};
+pub use follow::{SYMBOL, is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};
 
-/// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
 
-/// A graph whose batch was opened.
+#[derive(Default)]
 pub struct Opened {
     pub graph: GraphProto,
-    /// The axes of the inputs that were opened.
     pub axes: Vec<InputAxis>,
-    /// Other axes that could have been opened, if there are any.
     pub others: Option<Vec<InputAxis>>,
 }
 
-impl Opened {
-    /// A graph that keeps its batch as it is.
-    pub const fn unchanged(graph: GraphProto) -> Self {
-        Self { graph, axes: Vec::new(), others: None }
-    }
-}
-
-/// Why the batch can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// Nodes would mix the rows.
     #[error("{0}")]
     Refused(Refusals),
-    /// An axis that is given can't be the batch.
     #[error("{0}")]
     Axis(String),
-    /// An input has an open dimension with a name of the batch.
-    #[error("input '{input}' is {dims}: its batch is open already; convert the model without opening it")]
-    #[expect(missing_docs, reason = "the message says it")]
-    Open { input: String, dims: String },
 }
 
 /// Opens the batch along the axes that are `given`, and of other inputs along an axis that can be opened.
@@ -81,39 +63,36 @@ pub fn open(
             (Err(_), _) => {}
         }
     }
-    opened.ok_or_else(|| BatchError::Refused(refused.unwrap_or_else(|| no_batch(graph).into())))
-}
-
-fn no_batch(graph: &GraphProto) -> Refusal {
-    let input = graph.input.first().map_or("", ValueInfoProto::name);
-    Refusal::of("input", input, "has no dimension of 1 that could be a batch", HELP)
+    opened.ok_or_else(|| {
+        let input = graph.input.first().map_or("", ValueInfoProto::name);
+        let none = || Refusal::of("input", input, "has no dimension of 1 that could be a batch", HELP).into();
+        BatchError::Refused(refused.unwrap_or_else(none))
+    })
 }
 
 /// Refuses an axis for the batch that the model doesn't fix to 1.
 fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), BatchError> {
     for InputAxis { input: name, axis } in given {
         let Some(input) = required_inputs(graph).find(|input| input.name() == name) else {
-            let names: Vec<&str> = required_inputs(graph).map(ValueInfoProto::name).collect();
-            return Err(BatchError::Axis(format!("the model has no input '{name}' (it has {})", names.join(", "))));
+            let has = names(required_inputs(graph));
+            return Err(BatchError::Axis(format!("the model has no input '{name}' (it has {has})")));
         };
         let dims = input.dims().unwrap_or_default();
         if dims.get(*axis) != Some(&Dim::Known(1)) {
-            let why = format!(
-                "axis {axis} of input '{name}' can't be the batch: the input is {}, and a 1 is wanted there",
-                bracketed(&dims)
-            );
-            return Err(BatchError::Axis(why));
+            let why = format!("the input is {}, and a 1 is wanted there", bracketed(&dims));
+            return Err(BatchError::Axis(format!("axis {axis} of input '{name}' can't be the batch: {why}")));
         }
     }
     Ok(())
 }
 
-/// Refuses a model whose batch is open.
 fn check_closed(graph: &GraphProto) -> Result<(), BatchError> {
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
         if dims.iter().any(|dim| matches!(dim, Dim::Symbol(name) if is_batch_name(name))) {
-            return Err(BatchError::Open { input: input.name().to_owned(), dims: bracketed(&dims) });
+            let is = format!("input '{}' is {}", input.name(), bracketed(&dims));
+            let why = "its batch is open already; convert the model without opening it";
+            return Err(BatchError::Axis(format!("{is}: {why}")));
         }
     }
     Ok(())
@@ -167,8 +146,7 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[StateP
         let mut dims = input.dims().unwrap_or_default();
         let Some(dim) = dims.get_mut(axis.axis) else { continue };
         *dim = Dim::Symbol(SYMBOL.to_owned());
-        let elem = input.elem();
-        input.set_tensor(elem, &dims);
+        input.set_dims(&dims);
     }
     let mut names = Names::of(&graph);
     let mut done = HashSet::new();
@@ -208,10 +186,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[S
     }
     for pair in pairs {
         let before = axes.iter().find(|axis| axis.input == pair.input).map(|axis| axis.axis);
-        let after = match followed.places.get(&pair.output) {
-            Some(Place::At(layout)) => Some(layout.axis),
-            _ => None,
-        };
+        let after = followed.places.get(&pair.output).and_then(Place::layout).map(|layout| layout.axis);
         let why = match (before, after) {
             (Some(before), Some(after)) if before == after => continue,
             (None, None) => {
@@ -238,33 +213,25 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
             if !one || matches!(followed.places.get(start), Some(Place::At(_))) {
                 continue;
             }
-            let name = |names: &mut Names, part: &str| names.fresh(&format!("{}.{part}", node.label()));
             // Expand needs the number of rows, which only the running model knows.
-            let (shape, place, rows, one, target, spread) = (
-                name(names, "x_shape"),
-                name(names, "batch_axis"),
-                name(names, "rows"),
-                name(names, "one"),
-                name(names, "start_shape"),
-                name(names, "start"),
-            );
-            graph.initializer.push(int64s(&place, &[1], &[1]));
-            graph.initializer.push(int64s(&one, &[1], &[1]));
-            let parts: [&str; 3] = [&one, &rows, &one];
-            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[x], &[&shape]));
-            graph.node.push(
-                NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),
-            );
-            graph
-                .node
-                .push(NodeProto::make("Concat", &format!("{target}/Concat"), &parts, &[&target]).with_int("axis", 0));
-            graph.node.push(NodeProto::make("Expand", &format!("{spread}/Expand"), &[start, &target], &[&spread]));
+            let parts = ["x_shape", "batch_axis", "rows", "one", "start_shape", "start"];
+            let [shape, place, rows, one, target, spread] =
+                parts.map(|part| names.fresh(&format!("{}.{part}", node.label())));
+            graph.initializer.extend([int64s(&place, &[1], &[1]), int64s(&one, &[1], &[1])]);
+            let made = |op: &str, inputs: &[&str], output: &str| {
+                NodeProto::make(op, &format!("{output}/{op}"), inputs, &[output])
+            };
+            graph.node.extend([
+                made("Shape", &[x], &shape),
+                made("Gather", &[&shape, &place], &rows).with_int("axis", 0),
+                made("Concat", &[&one, &rows, &one], &target).with_int("axis", 0),
+                made("Expand", &[start, &target], &spread),
+            ]);
             graph.node[index].set_input(input, &spread);
         }
     }
 }
 
-/// Writes the batch into the outputs, and forgets the shapes between.
 fn finish(graph: &mut GraphProto, followed: &Followed) {
     for output in &mut graph.output {
         let Some(Place::At(layout)) = followed.places.get(output.name()) else { continue };

@@ -1,8 +1,6 @@
 //! A graph in the making: nodes and constants with names that a reader of the graph understands.
 
-use crate::onnx::schema::{
-    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, ValueInfoProto,
-};
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
 
 /// All operators of these graphs mean the same in later versions.
@@ -10,7 +8,6 @@ const OPSET: i64 = 17;
 /// The first version of the file format with this opset.
 const IR_VERSION: i64 = 8;
 const FLOAT: i32 = DataType::Float as i32;
-
 /// The last element, as the end of a `Slice`.
 pub const END: i64 = i64::MAX;
 
@@ -37,7 +34,6 @@ impl Builder {
         self.add(op, inputs, output, |node| node);
     }
 
-    /// A node with an axis.
     pub fn along(&mut self, op: &str, axis: i64, inputs: &[&str], output: &str) {
         self.add(op, inputs, output, |node| node.with_int("axis", axis));
     }
@@ -62,7 +58,6 @@ impl Builder {
         self.ints_of(name, &[values.len() as i64], values)
     }
 
-    /// A constant whole number.
     pub fn int(&mut self, name: &str, value: i64) -> String {
         self.ints_of(name, &[], &[value])
     }
@@ -87,11 +82,7 @@ impl Builder {
         self.floats(name, &[], &[value])
     }
 
-    pub fn model(self, description: String, metadata: &[(&str, String)]) -> ModelProto {
-        let entry = |(key, value): &(&str, String)| StringStringEntryProto {
-            key: Some((*key).to_owned()),
-            value: Some(value.clone()),
-        };
+    pub fn model(self, description: String) -> ModelProto {
         ModelProto {
             ir_version: Some(IR_VERSION),
             producer_name: Some(env!("CARGO_PKG_NAME").to_owned()),
@@ -99,7 +90,6 @@ impl Builder {
             doc_string: Some(description),
             graph: Some(self.graph),
             opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(OPSET) }],
-            metadata_props: metadata.iter().map(entry).collect(),
             ..ModelProto::default()
         }
     }

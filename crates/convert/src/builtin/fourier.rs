@@ -1,9 +1,10 @@
 //! The short-time Fourier transform and its inverse, for models that take spectra.
 
+use std::num::NonZeroUsize;
+
 use super::builder::{Builder, END};
-use super::framing::{AUDIO, CACHE, FRAMES, Framing, NEXT_CACHE};
+use super::framing::{AUDIO, CACHE, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Window, inverse, transform};
 use super::options::{BuiltinError, Options};
-use super::windows::{Window, inverse, transform};
 use crate::onnx::schema::ModelProto;
 use crate::report::{STEPS_MULTIPLE, StepsMultiple};
 
@@ -12,7 +13,6 @@ const LEAST_OVERLAP: f64 = 0.01;
 const OVERLAP: &str = "overlap_cache";
 const NEXT_OVERLAP: &str = "overlap_cache_next";
 
-/// How spectra are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// `spectrum`, `[batch, bins, frames, 2]`: real and imaginary parts.
@@ -27,8 +27,6 @@ struct Transform {
     layout: Layout,
 }
 
-/// Samples in the longest frame: its Fourier transform has 64 MiB.
-const MOST_SAMPLES: usize = 4096;
 /// Frames that overlap at one sample, each with nodes of its own.
 const MOST_HOPS: usize = 64;
 
@@ -88,7 +86,6 @@ impl Transform {
     }
 }
 
-/// `stft`.
 pub fn stft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let made = Transform::read(options)?;
     let (Framing { frame, hop }, bins) = (made.framing, made.bins());
@@ -120,13 +117,12 @@ pub fn stft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     }
     graph.output(NEXT_CACHE, &format!("batch {kept}"));
     // The state has a fixed length, so it can't hold a part of a hop.
-    let multiple = hop
-        .try_into()
-        .map_or_else(|_| Vec::new(), |multiple| vec![StepsMultiple { input: AUDIO.to_owned(), axis: 1, multiple }]);
-    Ok(graph.model(options.described(), &[(STEPS_MULTIPLE, serde_json::json!(multiple).to_string())]))
+    let multiple = NonZeroUsize::new(hop).map(|multiple| StepsMultiple { input: AUDIO.to_owned(), axis: 1, multiple });
+    let mut model = graph.model(options.described());
+    model.set_metadata(STEPS_MULTIPLE, Some(serde_json::json!(multiple.as_slice()).to_string()));
+    Ok(model)
 }
 
-/// `istft`.
 pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let made = Transform::read(options)?;
     let (Framing { frame, hop }, bins) = (made.framing, made.bins());
@@ -136,18 +132,18 @@ pub fn istft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let overlap = made.overlap();
     let weights: Vec<f64> = made.window.iter().enumerate().map(|(at, weight)| weight / overlap[at % hop]).collect();
     let hops = frame.div_ceil(hop);
+    // Zeros fill up the last hop, so that a frame can be cut into whole hops and each is added by itself.
     let matrix = inverse(&weights, hops * hop);
     let matrix = graph.floats("windowed_inverse_transform", &[2 * bins, hops * hop], &matrix);
     graph.node("MatMul", &["parts", &matrix], FRAMES);
     add_overlap(&mut graph, FRAMES, hops as i64, hop as i64);
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
-/// `irfft`.
 pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let frame = options.int("frame", 512, 4..=MOST_SAMPLES)?;
     let layout = read_layout(options)?;
-    let has_mask = options.choice("mask", &[("false", false), ("true", true)])?;
+    let has_mask = options.flag("mask", false)?;
     options.finish()?;
     if has_mask && layout != Layout::Polar {
         return Err(options.wrong("mask", "true needs layout=polar, where it is multiplied with magnitudes"));
@@ -158,10 +154,9 @@ pub fn irfft(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let matrix = graph.floats("inverse_transform", &[2 * bins, frame], &inverse(&vec![1.0; frame], frame));
     graph.node("MatMul", &["parts", &matrix], FRAMES);
     graph.output(FRAMES, &format!("batch frames {frame}"));
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
-/// `overlap_add`.
 pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     let framing = read_framing(options)?;
     options.finish()?;
@@ -178,7 +173,7 @@ pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
         "whole_hops"
     };
     add_overlap(&mut graph, whole, hops as i64, hop as i64);
-    Ok(graph.model(options.described(), &[]))
+    Ok(graph.model(options.described()))
 }
 
 /// Real and imaginary parts of a spectrum that is an input: `parts`, `[batch, frames, 2 · bins]`. A mask, one more input, is
@@ -210,7 +205,6 @@ fn parts(graph: &mut Builder, layout: Layout, bins: usize, has_mask: bool) {
     }
 }
 
-/// Magnitudes and phases of `parts`.
 fn polar(graph: &mut Builder, bins: i64) {
     let [none, real_end, end] = [("none", 0), ("bins", bins), ("end", END)].map(|(name, at)| graph.ints(name, &[at]));
     graph.slice(2, "parts", (&none, &real_end), "real");
@@ -242,6 +236,7 @@ fn add_overlap(graph: &mut Builder, frames: &str, hops: i64, hop: i64) {
     graph.input(OVERLAP, &format!("batch {} {hop}", hops - 1));
     graph.length(1, frames, "frame_count");
     let (before, behind) = (graph.ints("no_padding", &[0, 0, 0, 0]), graph.ints("none", &[0]));
+    // The last frame reaches hops - 1 hops further than its own, so there are that many more sums than frames.
     graph.along("Concat", 0, &[&before, "frame_count", &behind], "padding");
     graph.node("Pad", &[OVERLAP, "padding"], "earlier_sums");
     let mut sums = vec!["earlier_sums".to_owned()];

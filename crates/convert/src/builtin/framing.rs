@@ -1,10 +1,15 @@
-//! Cuts a signal that comes in chunks into frames that overlap. The samples that later frames need are a state.
+//! Frames of a signal: cuts a signal that comes in chunks into frames that overlap, where the samples that later frames need are
+//! a state; window functions, and the matrices of a Fourier transform, in 64 bits.
+
+use std::f64::consts::TAU;
 
 use super::builder::{Builder, END};
+use crate::time::common_divisor;
 
+// Samples in the longest frame: its Fourier transform has 64 MiB.
+pub const MOST_SAMPLES: usize = 4096;
 /// The input with the new samples.
 pub const AUDIO: &str = "audio";
-/// The samples that were kept.
 pub const CACHE: &str = "samples_cache";
 pub const NEXT_CACHE: &str = "samples_cache_next";
 /// The frames, `[batch, frames, frame]`.
@@ -12,14 +17,12 @@ pub const FRAMES: &str = "frames";
 /// The samples that were kept and the new ones, with those in front of the beginning.
 const BUFFER: &str = "buffer";
 
-/// What is in front of the first sample of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
     /// Nothing: the first frame begins with the first sample.
     Nothing,
     /// So many samples, mirrored, as Kaldi does without `snip_edges`.
     Mirrored(usize),
-    /// So many zeros.
     Zeros(usize),
 }
 
@@ -65,7 +68,7 @@ impl Framing {
         builder.node("Max", &["length_after_overlap", &none], "length_of_frames");
         builder.node("Div", &["length_of_frames", &hop_length], "frame_count");
         // A frame is gathered from blocks of samples, which costs a fifth of gathering single samples.
-        let block = common_divisor(frame, hop);
+        let block = common_divisor(frame as i64, hop as i64) as usize;
         let (first, step) = (builder.int("first", 0), builder.int("step", 1));
         let hop_in_blocks = builder.int("hop_in_blocks", (hop / block) as i64);
         let axis = builder.ints("axis_1", &[1]);
@@ -125,6 +128,104 @@ fn fill(builder: &mut Builder, zeros: usize, joined: &str) {
     builder.node("Pad", &[joined, "padding"], BUFFER);
 }
 
-const fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Kaldi's own: a Hann window to the power of 0.85.
+    Povey,
+    Hamming,
+    Hann,
+    /// The root of a Hann window: used before and behind a spectrum, it weighs like a Hann window.
+    SqrtHann,
+    Rectangular,
+}
+
+impl Window {
+    /// The weights of a frame's samples. A periodic window is one sample of its cosine longer than the frame, so that frames
+    /// that overlap add up to a constant; one of features isn't, and ends as it begins.
+    pub fn weights(self, length: usize, is_periodic: bool) -> Vec<f64> {
+        let period = if is_periodic { length } else { length - 1 };
+        let weight = |at: usize| {
+            let cosine = (TAU * at as f64 / period as f64).cos();
+            let hann = 0.5 - 0.5 * cosine;
+            match self {
+                Self::Povey => hann.powf(0.85),
+                Self::Hamming => 0.54 - 0.46 * cosine,
+                Self::Hann => hann,
+                Self::SqrtHann => hann.sqrt(),
+                Self::Rectangular => 1.0,
+            }
+        };
+        (0..length).map(weight).collect()
+    }
+}
+
+/// The turns of a Fourier transform: the real and the imaginary part of `exp(-2πi · at / length)`.
+fn turns(length: usize) -> Vec<(f64, f64)> {
+    // The sine of a half turn is 0, and π has no exact number: a bin without an imaginary part must not get a small one.
+    let exact = |value: f64| if value.abs() < 1e-15 { 0.0 } else { value };
+    let angle = |at: usize| TAU * at as f64 / length as f64;
+    (0..length).map(|at| (exact(angle(at).cos()), exact(-angle(at).sin()))).collect()
+}
+
+/// The Fourier transform of windowed frames: a row for each sample, the real parts of the bins and then their imaginary
+/// parts in each. A frame that is shorter than `length` is followed by zeros.
+pub fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
+    let turns = turns(length);
+    let row = |(at, weight): (usize, &f64)| {
+        let turn = |bin: usize| turns[at * bin % length];
+        let real = (0..bins).map(|bin| turn(bin).0 * weight);
+        let imaginary = (0..bins).map(|bin| turn(bin).1 * weight);
+        real.chain(imaginary).collect::<Vec<_>>()
+    };
+    window.iter().enumerate().flat_map(row).collect()
+}
+
+/// The inverse for real samples: a row for the real part of each bin, then one for each imaginary part. Samples have the
+/// `weights`, and zeros follow them up to `width`.
+pub fn inverse(weights: &[f64], width: usize) -> Vec<f64> {
+    let length = weights.len();
+    let bins = length / 2 + 1;
+    let turns = turns(length);
+    // Bins in the middle stand for their mirror images, too.
+    let share = |bin: usize| if bin == 0 || 2 * bin == length { 1.0 } else { 2.0 };
+    let row = |row: usize| {
+        let (bin, is_imaginary) = (row % bins, row >= bins);
+        let sample = |(at, weight): (usize, &f64)| {
+            let (real, imaginary) = turns[at * bin % length];
+            weight * share(bin) / length as f64 * if is_imaginary { imaginary } else { real }
+        };
+        let samples: Vec<f64> = weights.iter().enumerate().map(sample).collect();
+        samples.into_iter().chain(std::iter::repeat_n(0.0, width - length))
+    };
+    (0..2 * bins).flat_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_of_features_end_as_they_begin_and_periodic_ones_add_up() {
+        for window in [Window::Povey, Window::Hamming, Window::Hann] {
+            let weights = window.weights(25, false);
+            assert!((0..25).all(|at| (weights[at] - weights[24 - at]).abs() < 1e-12));
+            assert!((weights[12] - 1.0).abs() < 1e-12);
+        }
+        let weights = Window::SqrtHann.weights(8, true);
+        assert!((0..4).all(|at| (weights[at].powi(2) + weights[at + 4].powi(2) - 1.0).abs() < 1e-12));
+    }
+
+    #[test]
+    fn the_inverse_undoes_the_transform() {
+        for length in [7, 8] {
+            let ones = vec![1.0; length];
+            let (forth, back) = (transform(&ones, length, length / 2 + 1), inverse(&ones, length + 1));
+            let columns = 2 * (length / 2 + 1);
+            for (from, to) in (0..length).flat_map(|from| (0..=length).map(move |to| (from, to))) {
+                let product: f64 = (0..columns).map(|k| forth[from * columns + k] * back[k * (length + 1) + to]).sum();
+                let expected = f64::from(from == to);
+                assert!((product - expected).abs() < 1e-12, "{length}: {from} to {to}: {product}");
+            }
+        }
+    }
 }

@@ -9,9 +9,7 @@ mod builder;
 mod fbank;
 mod fourier;
 mod framing;
-mod mel;
 mod options;
-mod windows;
 
 pub use options::BuiltinError;
 
@@ -20,7 +18,6 @@ use options::Options;
 
 type Make = fn(&mut Options) -> Result<ModelProto, BuiltinError>;
 
-/// The graphs by name.
 const GRAPHS: [(&str, Make); 6] = [
     ("fbank:kaldi", fbank::kaldi),
     ("mel:nemo", fbank::nemo),
@@ -30,7 +27,6 @@ const GRAPHS: [(&str, Make); 6] = [
     ("overlap_add", fourier::overlap_add),
 ];
 
-/// The names of the graphs.
 pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     GRAPHS.iter().map(|(name, _)| *name)
 }
@@ -39,7 +35,7 @@ pub fn builtin_names() -> impl Iterator<Item = &'static str> {
 pub fn builtin(name: &str, options: &[&str]) -> Result<ModelProto, BuiltinError> {
     let Some((graph, make)) = GRAPHS.iter().find(|(known, _)| *known == name) else {
         let known = builtin_names().collect::<Vec<_>>().join(", ");
-        return Err(BuiltinError::Name { name: name.to_owned(), known });
+        return Err(BuiltinError(format!("there is no built-in graph '{name}': {known} are known")));
     };
     make(&mut Options::new(graph, options)?)
 }

@@ -3,28 +3,17 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-/// Why there is no such built-in graph.
+/// What is wrong with the name or the options of a built-in graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum BuiltinError {
-    #[error("there is no built-in graph '{name}': {known} are known")]
-    Name { name: String, known: String },
-    #[error("{graph}: an option is NAME=VALUE, not '{text}'")]
-    Form { graph: &'static str, text: String },
-    #[error("{graph}: option '{option}' is given twice")]
-    Twice { graph: &'static str, option: String },
-    #[error("{graph} has no option '{option}': {known} are known")]
-    Option { graph: &'static str, option: String, known: String },
-    #[error("{graph}: {option}={value}: {allowed}")]
-    Value { graph: &'static str, option: &'static str, value: String, allowed: String },
-}
+#[error("{0}")]
+pub struct BuiltinError(pub(super) String);
 
 /// The options that are given for a graph. Each is read once; then [`Options::finish`] refuses those that no one read.
 pub struct Options<'a> {
     graph: &'static str,
     given: HashMap<&'a str, &'a str>,
-    /// The options of the graph with their values, in the order of reading.
     read: Vec<(&'static str, String)>,
 }
 
@@ -32,26 +21,22 @@ impl<'a> Options<'a> {
     pub fn new(graph: &'static str, given: &[&'a str]) -> Result<Self, BuiltinError> {
         let mut options = HashMap::new();
         for text in given {
-            let form = || BuiltinError::Form { graph, text: (*text).to_owned() };
+            let form = || BuiltinError(format!("{graph}: an option is NAME=VALUE, not '{text}'"));
             let (option, value) = text.split_once('=').ok_or_else(form)?;
             if options.insert(option, value).is_some() {
-                return Err(BuiltinError::Twice { graph, option: option.to_owned() });
+                return Err(BuiltinError(format!("{graph}: option '{option}' is given twice")));
             }
         }
         Ok(Self { graph, given: options, read: Vec::new() })
     }
 
-    /// A whole number.
     pub fn int(
         &mut self,
         option: &'static str,
         default: usize,
         range: RangeInclusive<usize>,
     ) -> Result<usize, BuiltinError> {
-        let text = self.text(option, default);
-        let allowed = || format!("a whole number from {} to {} is expected", range.start(), range.end());
-        let value = text.parse().ok().filter(|value| range.contains(value));
-        value.ok_or_else(|| self.wrong(option, allowed()))
+        self.within("a whole number", option, default, &range)
     }
 
     /// A number in a range that includes its ends.
@@ -61,10 +46,25 @@ impl<'a> Options<'a> {
         default: f64,
         range: RangeInclusive<f64>,
     ) -> Result<f64, BuiltinError> {
+        self.within("a number", option, default, &range)
+    }
+
+    fn within<T: Display + FromStr + PartialOrd>(
+        &mut self,
+        kind: &str,
+        option: &'static str,
+        default: T,
+        range: &RangeInclusive<T>,
+    ) -> Result<T, BuiltinError> {
         let text = self.text(option, default);
-        let allowed = || format!("a number from {} to {} is expected", range.start(), range.end());
+        let allowed = || format!("{kind} from {} to {} is expected", range.start(), range.end());
         let value = text.parse().ok().filter(|value| range.contains(value));
         value.ok_or_else(|| self.wrong(option, allowed()))
+    }
+
+    pub fn flag(&mut self, option: &'static str, default: bool) -> Result<bool, BuiltinError> {
+        // The first choice is the default.
+        self.choice(option, &[default, !default].map(|value| (if value { "true" } else { "false" }, value)))
     }
 
     /// One of several words. The first is the default.
@@ -83,22 +83,19 @@ impl<'a> Options<'a> {
         if is_same { Ok(()) } else { Err(self.wrong(option, format!("only {value} is possible, because {why}"))) }
     }
 
-    /// Refuses options that the graph doesn't have.
     pub fn finish(&self) -> Result<(), BuiltinError> {
         let known: Vec<&str> = self.read.iter().map(|(option, _)| *option).collect();
         // A map has no order, and a message should have one.
         let Some(option) = self.given.keys().filter(|option| !known.contains(option)).min() else { return Ok(()) };
-        let (graph, option, known) = (self.graph, (*option).to_owned(), known.join(", "));
-        Err(BuiltinError::Option { graph, option, known })
+        Err(BuiltinError(format!("{} has no option '{option}': {} are known", self.graph, known.join(", "))))
     }
 
     /// Refuses the value of an option that doesn't fit the others.
-    pub fn wrong(&self, option: &'static str, allowed: impl Into<String>) -> BuiltinError {
-        let value = self.read.iter().find(|(read, _)| *read == option).map_or("", |(_, value)| value).to_owned();
-        BuiltinError::Value { graph: self.graph, option, value, allowed: allowed.into() }
+    pub fn wrong(&self, option: &'static str, allowed: impl Display) -> BuiltinError {
+        let value = self.read.iter().find(|(read, _)| *read == option).map_or("", |(_, value)| value);
+        BuiltinError(format!("{}: {option}={value}: {allowed}", self.graph))
     }
 
-    /// The graph with all its options, as text.
     pub fn described(&self) -> String {
         let options = self.read.iter().map(|(option, value)| format!(" {option}={value}"));
         format!("{}{}", self.graph, options.collect::<String>())

@@ -11,18 +11,14 @@ use crate::infer::tensor::Tensor;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, is_float};
 use crate::pairs::StatePair;
-use crate::time::{Cut, Hint, Place, Refusal, UNKNOWN_SHAPE, refuse};
+use crate::time::{Cut, Hint, Place, Refusal, Result, UNKNOWN_SHAPE, refuse};
 
-/// Where a state starts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
-    /// Each element has this value.
     Fill(f64),
-    /// At this tensor of the original model.
     Tensor(String),
 }
 
-/// A state that a cut made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewState {
     pub input: String,
@@ -33,7 +29,6 @@ pub struct NewState {
     /// The node that it belongs to, and its operator.
     pub node: String,
     pub operator: String,
-    /// Starts at constants that aren't zero.
     pub starts_at_constant: bool,
     /// The target of a `Reshape` to `dims`, if the original has the batch and another axis in one.
     pub split: Option<Vec<i64>>,
@@ -42,14 +37,14 @@ pub struct NewState {
 pub struct Cutter<'a> {
     pub analysis: &'a Analysis,
     pub opset: i64,
-    pub uses: HashMap<String, usize>,
+    pub used: HashSet<String>,
     pub names: Names,
     pub graph: GraphProto,
-    pub original: GraphProto,
+    pub original: &'a GraphProto,
     pub states: Vec<NewState>,
     pub content: Content,
     /// Where tensors have the rows of the batch. Followed when it is first asked.
-    pub rows: OnceCell<Result<HashMap<String, Place>, Refusal>>,
+    pub rows: OnceCell<Result<HashMap<String, Place>>>,
 }
 
 /// A name for states that clients and configurations can write: the node's, without what would need quotes.
@@ -68,7 +63,7 @@ impl Cutter<'_> {
         (elem, dims): (i32, Vec<Dim>),
         start: Option<&str>,
         fill: f64,
-    ) -> Result<(String, String), Refusal> {
+    ) -> Result<(String, String)> {
         let base = format!("{}.{part}", base_name(node.label()));
         // A second node with the same label must not get the same states.
         let (input, output) = (self.names.fresh(&format!("{base}_in")), self.names.fresh(&format!("{base}_out")));
@@ -139,8 +134,7 @@ impl Cutter<'_> {
                 let Some(from) = content.and_then(|inputs| inputs.iter().min()) else { continue };
                 if given.iter().all(|pair| pair.input != *from) {
                     let output = node.output_at(output).and_then(|name| self.given_out(name));
-                    given
-                        .push(StatePair { input: from.clone(), output: output.unwrap_or_else(|| "OUTPUT".to_owned()) });
+                    given.push(StatePair::new(from, output.as_deref().unwrap_or("OUTPUT")));
                 }
             }
         }
@@ -165,17 +159,14 @@ impl Cutter<'_> {
 
     /// Gives the batch a dimension of its own in the dims of a state. The rows of a layer may be the batch times another axis,
     /// such as frequencies.
-    pub fn split(&self, node: &NodeProto, dims: &[Dim]) -> Result<Vec<Dim>, Refusal> {
+    pub fn split(&self, node: &NodeProto, dims: &[Dim]) -> Result<Vec<Dim>> {
         let (Some(batch), Some(axis)) = (&self.analysis.batch, dims.iter().position(|dim| *dim == Dim::Open)) else {
             return Ok(dims.to_vec());
         };
         let refused = |why: String| {
             let help = "export the model with a fixed batch, which its sequences then can't share";
-            Err(refuse(
-                node,
-                format!("has a state {}, which has the batch and others in one axis{why}", bracketed(dims)),
-                help,
-            ))
+            let why = format!("has a state {}, which has the batch and others in one axis{why}", bracketed(dims));
+            Err(refuse(node, why, help))
         };
         let rows = self.rows.get_or_init(|| self.followed_rows(batch));
         let place = match rows {
@@ -185,7 +176,7 @@ impl Cutter<'_> {
                 return refused(format!("; they can't be taken apart, because {operator} '{node}' {why}"));
             }
         };
-        let is_known = |(index, dim): (usize, &Dim)| index == axis || matches!(dim, Dim::Known(_));
+        let is_known = |(index, dim): (usize, &Dim)| index == axis || dim.is_known();
         let layout = match place {
             Some(Place::At(layout)) if layout.axis == axis && dims.iter().enumerate().all(is_known) => layout,
             _ => return refused(String::new()),
@@ -198,7 +189,7 @@ impl Cutter<'_> {
     }
 
     /// Follows the rows through the original. States take the place of what layers start at.
-    pub fn followed_rows(&self, batch: &str) -> Result<HashMap<String, Place>, Refusal> {
+    pub fn followed_rows(&self, batch: &str) -> Result<HashMap<String, Place>> {
         let mut graph = self.original.clone();
         for cut in self.analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. })) {
             // States take the place of these inputs, so it does not matter whether they keep rows apart.
@@ -207,10 +198,9 @@ impl Cutter<'_> {
         batch::rows(&graph, self.opset, &self.batch_axes(batch))
     }
 
-    /// The axes of the inputs that have the batch.
     pub fn batch_axes(&self, batch: &str) -> Vec<InputAxis> {
         let mut axes = Vec::new();
-        for input in required_inputs(&self.original) {
+        for input in required_inputs(self.original) {
             let time = self.analysis.time.iter().find(|seed| seed.input == input.name());
             for (axis, dim) in input.dims().unwrap_or_default().into_iter().enumerate() {
                 // An exporter may leave the batch without a name. Beside the steps, it is the only open dimension.
@@ -232,7 +222,7 @@ impl Cutter<'_> {
     /// Makes a node's output the state's: under its own name if nothing else uses it.
     pub fn give(&mut self, node: usize, output: usize, name: &str) {
         match self.graph.node[node].output_at(output).map(str::to_owned) {
-            Some(used) if self.uses.contains_key(&used) => {
+            Some(used) if self.used.contains(&used) => {
                 let label = self.names.fresh(&format!("{name}/Identity"));
                 self.graph.node.push(NodeProto::make("Identity", &label, &[&used], &[name]));
             }
@@ -244,10 +234,9 @@ impl Cutter<'_> {
         self.analysis.probes.short.get(name)
     }
 
-    pub fn dims(&self, node: &NodeProto, name: &str) -> Result<Vec<Dim>, Refusal> {
-        self.analysis
-            .dims(name)
-            .ok_or_else(|| refuse(node, format!("has a state of unknown shape ('{name}')"), UNKNOWN_SHAPE))
+    pub fn dims(&self, node: &NodeProto, name: &str) -> Result<Vec<Dim>> {
+        let unknown = || refuse(node, format!("has a state of unknown shape ('{name}')"), UNKNOWN_SHAPE);
+        self.analysis.dims(name).ok_or_else(unknown)
     }
 
     pub fn slice(&mut self, label: &str, of: &str, axis: usize, (start, end): (i64, i64), output: &str) {
@@ -267,14 +256,9 @@ impl Cutter<'_> {
         let (start, end, axes) = (constant("start", start), constant("end", end), constant("axis", axis as i64));
         self.graph.node.push(NodeProto::make("Slice", &name, &[of, &start, &end, &axes], &[output]));
     }
-
-    /// Adds a `Slice` of the last frames of a tensor.
-    pub fn keep_last(&mut self, label: &str, of: &str, axis: usize, frames: i64, output: &str) {
-        self.slice(label, of, axis, (-frames, i64::MAX), output);
-    }
 }
 
 /// The target of a `Reshape`: -1 stands for the one dimension that isn't fixed.
 fn shape(dims: &[Dim]) -> Vec<i64> {
-    dims.iter().map(|dim| if let Dim::Known(length) = dim { *length } else { -1 }).collect()
+    dims.iter().map(|dim| dim.known().unwrap_or(-1)).collect()
 }

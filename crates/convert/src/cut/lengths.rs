@@ -10,16 +10,15 @@ use crate::analysis::Analysis;
 use crate::graph::{Content, inputs_of, producers};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 use crate::onnx::{DataType, int64s};
-use crate::time::{Place, Refusal, refuse};
+use crate::time::{Place, Result, refuse};
 
-/// The lengths of a recurrent node's rows, if requests say them.
 pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str> {
     let lens = node.input_at(4).filter(|_| node.is_recurrent());
     lens.filter(|&lens| content.get(lens).is_some_and(|inputs| !inputs.is_empty()))
 }
 
 /// Refuses states that would take in the padding of rows that another layer takes as shorter.
-pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) -> Result<(), Refusal> {
+pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) -> Result<()> {
     let producers = producers(graph);
     let source_of = |node: &'a NodeProto| Some(source(graph, &producers, of_requests(node, content)?));
     let mut over_steps = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
@@ -41,10 +40,9 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
         }
         if source_of(node) != Some(lens) {
             let why = format!(
-                "doesn't take the lengths of rows that {} '{}' takes (sequence_lens from '{lens}'), so its state would take \
-                 in the padding of shorter rows",
-                layer.operator(),
-                layer.label()
+                "doesn't take the lengths of rows that {} takes (sequence_lens from '{lens}'), so its state would take in the \
+                 padding of shorter rows",
+                layer.described()
             );
             let help = "export the model without lengths and send rows of equal length in a request, or give this node \
                         the same lengths";
@@ -83,12 +81,7 @@ pub fn limits_to_steps(node: &NodeProto, analysis: &Analysis, content: &Content)
 
 /// Refuses other readers of lengths of rows than layers: they would get the lengths of a request, and not those of the whole
 /// input. `cut` is the graph with states, in which the sorts of rows are gone.
-pub fn check_readers(
-    graph: &GraphProto,
-    cut: &GraphProto,
-    analysis: &Analysis,
-    content: &Content,
-) -> Result<(), Refusal> {
+pub fn check_readers(graph: &GraphProto, cut: &GraphProto, analysis: &Analysis, content: &Content) -> Result<()> {
     let layers = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
     let mut lengths: HashSet<String> =
         layers.filter_map(|node| of_requests(node, content)).flat_map(|lens| &content[lens]).cloned().collect();
@@ -141,7 +134,7 @@ fn source<'a>(graph: &'a GraphProto, producers: &HashMap<&str, usize>, lens: &'a
 impl Cutter<'_> {
     /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
     /// states of zeros for such rows.
-    pub fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
+    pub fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>> {
         let Some(lens) = of_requests(node, &self.content) else { return Ok(None) };
         // Where came with opset 9.
         if self.opset < 9 {
@@ -168,7 +161,7 @@ impl Cutter<'_> {
     /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
     /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths that
     /// are made by a node which may put the rows in another order.
-    pub fn remove_sorts_of_rows(&mut self, layer: &NodeProto) -> Result<(), Refusal> {
+    pub fn remove_sorts_of_rows(&mut self, layer: &NodeProto) -> Result<()> {
         let mut open: Vec<String> = layer.input_at(4).map(str::to_owned).into_iter().collect();
         let mut seen = HashSet::new();
         while let Some(name) = open.pop() {
@@ -183,10 +176,9 @@ impl Cutter<'_> {
             let is_kept = passes_lengths_on(node) || limits_to_steps(node, self.analysis, &self.content);
             if !is_sort && !is_kept {
                 let why = format!(
-                    "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves them and their \
-                     order as they are; in another order, rows would get the states of others",
-                    layer.operator(),
-                    layer.label()
+                    "makes the lengths of rows of {} (sequence_lens), and it isn't known whether it leaves them and their order \
+                     as they are; in another order, rows would get the states of others",
+                    layer.described()
                 );
                 let help = "export the model without this node: let requests say the lengths, and don't sort the rows";
                 return Err(refuse(node, why, help));
@@ -213,6 +205,7 @@ impl Cutter<'_> {
         let [all, rows, ones, numbers] = ["all", "rows", "ones", "numbers"].map(&mut fresh);
         let [shape, fill, non_zero, reshape] = ["Shape", "ConstantOfShape", "NonZero", "Reshape"].map(&mut fresh);
         self.graph.initializer.push(int64s(&all, &[1], &[-1]));
+        // The order becomes 0, 1, 2 and so on, so the nodes that gather by it leave the rows where they are.
         // `Range` needs opset 11, and PyTorch sorts rows from opset 9 on.
         self.graph.node.extend([
             NodeProto::make("Shape", &shape, &[lens], &[&rows]),

@@ -7,35 +7,27 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 
 use crate::analysis::Analysis;
-use crate::graph::{Names, ancestors, content_inputs, producers, prune, sort, uses};
+use crate::graph::{Names, ancestors, content_inputs, producers, prune, sort, used};
 use crate::infer::ops::{hidden_size, pads};
 use crate::infer::scan_counts;
 use crate::infer::tensor::Tensor;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
-use crate::time::{Cut, Refusal, refuse};
+use crate::time::{Cut, Result, refuse};
 use cutter::{Cutter, base_name};
 pub use cutter::{NewState, Start};
 
-/// A graph with states.
-pub struct CutGraph {
-    pub graph: GraphProto,
-    /// The original graph, with the tensors that states start at.
-    pub original: GraphProto,
-    pub states: Vec<NewState>,
-}
-
-/// Cuts a graph at the places that the analysis found.
-pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
+/// Cuts a graph where the analysis says, and gives it states.
+pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<(GraphProto, Vec<NewState>)> {
     let content = content_inputs(graph);
     lengths::check(graph, analysis, &content)?;
     let mut cutter = Cutter {
         analysis,
         opset,
-        uses: uses(graph),
+        used: used(graph),
         names: Names::of(graph),
         graph: graph.clone(),
-        original: graph.clone(),
+        original: graph,
         states: Vec::new(),
         content,
         rows: OnceCell::new(),
@@ -54,20 +46,18 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
             Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
             // The state replaces the padding, so nothing is left that the node could cut off.
             Cut::Crop { node } => {
-                let input = cutter.graph.node[*node].input[0].clone();
-                let (name, output) =
-                    (cutter.graph.node[*node].name().to_owned(), cutter.graph.node[*node].output[0].clone());
-                cutter.graph.node[*node] = NodeProto::make("Identity", &name, &[&input], &[&output]);
+                let node = &mut cutter.graph.node[*node];
+                *node = NodeProto::make("Identity", node.name(), &[&node.input[0]], &[&node.output[0]]);
             }
         }
     }
     // After the cuts, because only then the sorts of rows are gone.
     lengths::check_readers(graph, &cutter.graph, analysis, &cutter.content)?;
-    Ok(CutGraph { graph: cutter.graph, original: cutter.original, states: cutter.states })
+    Ok((cutter.graph, cutter.states))
 }
 
 impl Cutter<'_> {
-    fn recurrent(&mut self, index: usize) -> Result<(), Refusal> {
+    fn recurrent(&mut self, index: usize) -> Result<()> {
         let node = self.graph.node[index].clone();
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
         // The rows of a layer are those of its input, whatever the batch is called.
@@ -99,8 +89,7 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// Cuts the carried values of a `Loop`, which follow two other inputs, or the states of a `Scan`.
-    fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<(), Refusal> {
+    fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<()> {
         let node = self.graph.node[index].clone();
         for &number in carried {
             let start = node.input_at(front + number).map(str::to_owned).unwrap_or_default();
@@ -116,8 +105,7 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// Keeps the last frames of a node's input in place of the padding in front of it.
-    fn frames(&mut self, index: usize, axis: usize, frames: i64, cropped: i64, fill: f64) -> Result<(), Refusal> {
+    fn frames(&mut self, index: usize, axis: usize, frames: i64, cropped: i64, fill: f64) -> Result<()> {
         let node = self.graph.node[index].clone();
         let source = node.input[0].clone();
         let mut dims = self.dims(&node, &source)?;
@@ -164,7 +152,8 @@ impl Cutter<'_> {
             *target = target.clone().with_ints("pads", &pads);
             joined
         };
-        self.keep_last(&label, &joined, axis, frames, &state_out);
+        // Counted from the end, because a request may have any number of steps.
+        self.slice(&label, &joined, axis, (-frames, i64::MAX), &state_out);
         Ok(())
     }
 
@@ -186,37 +175,32 @@ impl Cutter<'_> {
         self.graph.node.push(pad);
     }
 
-    fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<(), Refusal> {
+    fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<()> {
         let node = self.graph.node[index].clone();
         let start = node.input[input].clone();
         let dims = self.dims(&node, &start)?;
         let elem = self.tensor(&start).elem;
         let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
         self.graph.node[index].set_input(input, &state_in);
-        self.keep_last(&base_name(node.label()), &node.output[0], axis, frames, &state_out);
+        self.slice(&base_name(node.label()), &node.output[0], axis, (-frames, i64::MAX), &state_out);
         Ok(())
     }
 }
 
 /// The part of the original graph that computes where states start. It has an output for each state, with its name.
-pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
-    let mut graph = cut.original.clone();
+pub fn starts(original: &GraphProto, states: &[NewState]) -> Option<GraphProto> {
+    let mut graph = original.clone();
     graph.output.clear();
-    for state in &cut.states {
-        if let Start::Tensor(tensor) = &state.start {
-            match &state.split {
-                None => {
-                    let name = format!("{}/Identity", state.input);
-                    graph.node.push(NodeProto::make("Identity", &name, &[tensor], &[&state.input]));
-                }
-                Some(split) => {
-                    let (name, shape) = (format!("{}/Reshape", state.input), format!("{}/shape", state.input));
-                    graph.initializer.push(int64s(&shape, &[split.len() as i64], split));
-                    graph.node.push(NodeProto::make("Reshape", &name, &[tensor, &shape], &[&state.input]));
-                }
-            }
-            graph.output.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
+    for state in states {
+        let Start::Tensor(tensor) = &state.start else { continue };
+        let (mut op, mut inputs, shape) = ("Identity", vec![tensor.as_str()], format!("{}/shape", state.input));
+        if let Some(split) = &state.split {
+            graph.initializer.push(int64s(&shape, &[split.len() as i64], split));
+            op = "Reshape";
+            inputs.push(&shape);
         }
+        graph.node.push(NodeProto::make(op, &format!("{}/{op}", state.input), &inputs, &[&state.input]));
+        graph.output.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
     }
     if graph.output.is_empty() {
         return None;

@@ -3,7 +3,6 @@
 //! Everything is concrete: the caller infers once for each size that it asks about and compares. That needs no algebra
 //! and follows whatever arithmetic an exporter wrote. What isn't known stays open; nothing is guessed.
 
-mod arithmetic;
 pub mod ops;
 pub mod shaping;
 pub mod tensor;
@@ -18,11 +17,10 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim};
 use tensor::{Tensor, axis_of};
 
-/// The turns of all loops together are followed through this many tensors. Without a limit, loops in loops would take
-/// hours.
+// The turns of all loops together are followed through this many tensors. Without a limit, loops in loops would take
+// hours.
 const MOST_FOLLOWED: usize = 1 << 18;
-
-/// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
+// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
 const MOST_TURNS: i64 = 1000;
 
 /// What is known about the tensors of a graph, for one size of its inputs.
@@ -40,10 +38,11 @@ impl Shapes {
     pub fn infer(graph: &GraphProto, opset: i64, inputs: HashMap<String, Tensor>, outer: Option<&Self>) -> Self {
         // A body sees all names around it. Conflicts outside are not its own.
         let mut shapes = Self { conflicts: Vec::new(), ..outer.cloned().unwrap_or_default() };
+        // A file may state shapes that no tensor can have.
         let weights = graph.initializer.iter();
         shapes.known.extend(weights.map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight).possible())));
         for input in required_inputs(graph) {
-            let dims = input.dims().and_then(|dims| dims.iter().map(known).collect());
+            let dims = input.dims().and_then(|dims| dims.iter().map(Dim::known).collect());
             let tensor = Tensor { elem: input.elem(), dims, ..Tensor::default() };
             shapes.known.insert(input.name().to_owned(), tensor.possible());
         }
@@ -51,13 +50,10 @@ impl Shapes {
         let declared: HashMap<&str, i32> =
             graph.value_info.iter().chain(&graph.output).map(|value| (value.name(), value.elem())).collect();
         for node in &graph.node {
-            let outputs = match shapes.infer_node(node, opset) {
-                Ok(outputs) => outputs,
-                Err(why) => {
-                    shapes.conflicts.push((node.output.first().cloned().unwrap_or_default(), why));
-                    Vec::new()
-                }
-            };
+            let outputs = shapes.infer_node(node, opset).unwrap_or_else(|why| {
+                shapes.conflicts.push((node.output.first().cloned().unwrap_or_default(), why));
+                Vec::new()
+            });
             let mut outputs = outputs.into_iter();
             for name in &node.output {
                 let mut tensor = outputs.next().unwrap_or_default().possible();
@@ -99,12 +95,10 @@ impl Shapes {
         followed <= MOST_FOLLOWED
     }
 
-    /// What is known about a tensor.
     pub fn get(&self, name: &str) -> Tensor {
         self.known.get(name).cloned().unwrap_or_default()
     }
 
-    /// A tensor's shape.
     pub fn dims(&self, name: &str) -> Option<&[i64]> {
         self.known.get(name)?.dims.as_deref()
     }
@@ -120,13 +114,6 @@ impl Shapes {
     }
 }
 
-fn known(dim: &Dim) -> Option<i64> {
-    match dim {
-        Dim::Known(length) => Some(*length),
-        _ => None,
-    }
-}
-
 /// What a `Loop` gives: its carried values, then the values of each turn stacked.
 pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
     let Some(body) = node.graph("body") else { return Vec::new() };
@@ -134,12 +121,9 @@ pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64)
     let carried = inputs.get(2..).unwrap_or_default();
     let shapes = Shapes::infer(body, opset, body_inputs(body, None, carried, false), Some(outer));
     let of_body = |output: usize| body.output.get(output).map(|value| shapes.get(value.name())).unwrap_or_default();
-    let mut outputs: Vec<Tensor> =
-        (0..carried.len()).map(|index| after(&carried[index], &of_body(index + 1), turns)).collect();
-    for index in carried.len() + 1..body.output.len() {
-        outputs.push(stacked(&of_body(index), turns, 0));
-    }
-    outputs
+    let last = carried.iter().enumerate().map(|(index, before)| after(before, &of_body(index + 1), turns));
+    let each = (carried.len() + 1..body.output.len()).map(|index| stacked(&of_body(index), turns, 0));
+    last.chain(each).collect()
 }
 
 /// The inputs of a `Loop`'s body. With `follows` the small carried values keep their content.
@@ -166,14 +150,8 @@ pub fn body_inputs(body: &GraphProto, turn: Option<i64>, carried: &[Tensor], fol
 /// How often a `Loop` turns, if that depends on sizes only.
 pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Option<i64> {
     let body = node.graph("body")?;
-    let most = match node.input_at(0) {
-        Some(_) => Some(inputs[0].scalar()? as i64),
-        None => None,
-    };
-    let mut goes = match node.input_at(1) {
-        Some(_) => inputs[1].scalar()? != 0.0,
-        None => true,
-    };
+    let most = if node.input_at(0).is_some() { Some(inputs[0].scalar()? as i64) } else { None };
+    let mut goes = node.input_at(1).is_none() || inputs[1].scalar()? != 0.0;
     let mut carried = inputs.get(2..).unwrap_or_default().to_vec();
     let outer = outer.of(captured(body));
     let mut turn = 0;
@@ -252,7 +230,6 @@ pub fn scan_list(node: &NodeProto, name: &str, count: usize) -> Vec<i64> {
     node.ints(name).map_or_else(|| vec![0; count], <[i64]>::to_vec)
 }
 
-/// How many of a `Scan`'s inputs are states, and how many it scans.
 pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     let scanned = usize::try_from(node.int("num_scan_inputs").unwrap_or(0)).unwrap_or_default();
     // A malformed node may claim more than it has.
@@ -260,7 +237,6 @@ pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     (node.input.len() - scanned, scanned)
 }
 
-/// The inputs of a `Scan`'s body, and the number of its steps.
 pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> (HashMap<String, Tensor>, Option<i64>) {
     let (states, scanned) = scan_counts(node);
     let axes = scan_list(node, "scan_input_axes", scanned);
@@ -279,7 +255,6 @@ pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> 
     (inputs, steps)
 }
 
-/// What a `Scan` gives: its states, then the values of each step stacked.
 pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
     let Some(body) = node.graph("body") else { return Vec::new() };
     let (states, _) = scan_counts(node);
@@ -298,26 +273,20 @@ pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
     body.output.iter().enumerate().map(each).collect()
 }
 
-/// The branch that an `If` takes, if its condition depends on sizes only.
 pub fn branch<'a>(node: &'a NodeProto, condition: &Tensor) -> Option<&'a GraphProto> {
     node.graph(if condition.scalar()? != 0.0 { "then_branch" } else { "else_branch" })
 }
 
-/// What an `If` gives.
 pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
     let of = |graph: &GraphProto| -> Vec<Tensor> {
         let shapes = Shapes::infer(graph, opset, HashMap::new(), Some(outer));
         graph.output.iter().map(|output| shapes.get(output.name())).collect()
     };
-    match branch(node, &inputs[0]) {
-        Some(graph) => of(graph),
-        None => {
-            let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else {
-                return Vec::new();
-            };
-            // Data decides, so only what both branches give is known.
-            let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
-            of(yes).into_iter().zip(of(no)).map(both).collect()
-        }
+    if let Some(graph) = branch(node, &inputs[0]) {
+        return of(graph);
     }
+    let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else { return Vec::new() };
+    // Data decides, so only what both branches give is known.
+    let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
+    of(yes).into_iter().zip(of(no)).map(both).collect()
 }

@@ -1,16 +1,13 @@
 //! The shapes of the operators that streaming models have. An operator that isn't here has outputs of open shapes.
 
-use super::arithmetic::{element_wise, quantized_elem};
 use super::shaping;
-use super::tensor::{MOST_LENGTH, Tensor, axis_of, broadcast, list};
+use super::tensor::{MOST_LENGTH, Tensor, axis_of, broadcast, element_wise, list, quantized_elem};
 use crate::onnx::operators::ShapeRule;
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count};
 
-/// Rules look at no more inputs than this.
 const MOST_INPUTS: usize = 8;
 
-/// The outputs of a node, or why its inputs don't fit together.
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
     let rule = node.shape_rule();
     match rule {
@@ -98,11 +95,8 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
 }
 
 fn size(of: &Tensor) -> Tensor {
-    let elem = DataType::Int64 as i32;
-    match &of.dims {
-        Some(dims) => Tensor::with_data(elem, vec![], vec![element_count(dims) as f64]),
-        None => Tensor::shaped(elem, vec![]),
-    }
+    let count = of.dims.as_ref().map(|dims| vec![element_count(dims) as f64]);
+    Tensor::with_data(DataType::Int64 as i32, vec![], count)
 }
 
 /// Follows an equation that names its output and has no ellipsis.
@@ -124,13 +118,12 @@ fn einsum(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
 
 fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
     let (Some(a), Some(b)) = (&a.dims, &b.dims) else { return Ok(Tensor::open(elem)) };
-    let (left, right) = match (a.as_slice(), b.as_slice()) {
-        ([], _) | (_, []) => return Err("a factor is a scalar".to_owned()),
-        (a, b) => (
-            if a.len() == 1 { vec![1, a[0]] } else { a.to_vec() },
-            if b.len() == 1 { vec![b[0], 1] } else { b.to_vec() },
-        ),
-    };
+    if a.is_empty() || b.is_empty() {
+        return Err("a factor is a scalar".to_owned());
+    }
+    // A vector counts as a matrix of one row or one column, which the product does not keep.
+    let left = if a.len() == 1 { vec![1, a[0]] } else { a.clone() };
+    let right = if b.len() == 1 { vec![b[0], 1] } else { b.clone() };
     let (rows, inner) = (left[left.len() - 2], left[left.len() - 1]);
     if inner != right[right.len() - 2] {
         return Err(format!("{a:?} and {b:?} don't multiply"));
@@ -145,7 +138,6 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
     Ok(Tensor::shaped(elem, dims))
 }
 
-/// A product whose factors may be transposed.
 fn fused_mat_mul(node: &NodeProto, a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     if is_set("transBatchA") || is_set("transBatchB") {
@@ -176,7 +168,6 @@ fn gemm(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     Ok(Tensor::shaped(elem, vec![rows, columns]))
 }
 
-/// What a convolution or a pooling does along an axis of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub kernel: i64,
@@ -195,7 +186,6 @@ impl Window {
     }
 }
 
-/// No window is larger, and none moves further.
 const MOST_WINDOW: i64 = 1 << 20;
 
 /// What a convolution or a pooling does along a spatial axis (0 is the input's axis 2).
@@ -218,13 +208,11 @@ pub fn window_at(node: &NodeProto, weights: Option<&[i64]>, spatial: usize, rank
 
 fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: bool) -> Result<Tensor, String> {
     let elem = input.elem;
-    let weights = weights.map(|weights| weights.dims.as_deref());
     let Some(own) = input.dims.as_deref().filter(|own| own.len() > 2) else { return Ok(Tensor::open(elem)) };
-    let weights = match weights {
+    let weights = match weights.map(|weights| weights.dims.as_deref()) {
         Some(None) => return Ok(Tensor::open(elem)),
         Some(Some([])) => return Err("its weights are a scalar".to_owned()),
-        Some(Some(weights)) => Some(weights),
-        None => None,
+        weights => weights.flatten(),
     };
     let mut dims = vec![own[0], weights.map_or(own[1], |weights| weights[0])];
     for spatial in 0..own.len() - 2 {
@@ -269,7 +257,6 @@ fn global_pool(input: &Tensor) -> Tensor {
     Tensor { elem: input.elem, dims: input.dims.as_ref().map(pooled), ..Tensor::default() }
 }
 
-/// The padding of each axis: before it and behind it.
 pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64, i64)>> {
     let pads = list(node, inputs, 1, "pads")?;
     let axes: Vec<usize> = match node.input_at(3) {
@@ -288,12 +275,8 @@ pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64
 fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let elem = inputs[0].elem;
     let Some(own) = &inputs[0].dims else { return Tensor::open(elem) };
-    match pads(node, inputs, own.len()) {
-        Some(pads) => {
-            Tensor::shaped(elem, own.iter().zip(pads).map(|(dim, (before, behind))| dim + before + behind).collect())
-        }
-        None => Tensor::open(elem),
-    }
+    let Some(pads) = pads(node, inputs, own.len()) else { return Tensor::open(elem) };
+    Tensor::shaped(elem, own.iter().zip(pads).map(|(dim, (before, behind))| dim + before + behind).collect())
 }
 
 /// Follows scales or sizes that are given for all axes.
@@ -334,7 +317,6 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
     vec![Tensor::shaped(elem, vec![steps, directions, batch, hidden]), last.clone(), last]
 }
 
-/// The elements of a recurrent node's hidden state.
 pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
     let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
     // Its weights lie the other way around.
@@ -361,10 +343,7 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
         "ReduceMin" => data.iter().copied().reduce(f64::min),
         _ => None,
     });
-    Ok(match value {
-        Some(value) => Tensor::with_data(out.elem, out.dims.unwrap_or_default(), vec![value]),
-        None => out,
-    })
+    Ok(Tensor { data: value.map(|value| [value].into()), ..out })
 }
 
 fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Result<Tensor, String> {
@@ -380,6 +359,7 @@ fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Resu
 }
 
 fn top_k(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
+    // Before opset 10, `k` is an attribute.
     let count = inputs.get(1).and_then(Tensor::scalar).map(|count| count as i64).or_else(|| node.int("k"));
     let made = || {
         let mut dims = inputs[0].dims.clone()?;
@@ -387,11 +367,8 @@ fn top_k(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
         dims[axis] = count?;
         Some(dims)
     };
-    let indices = DataType::Int64 as i32;
-    match made() {
-        Some(dims) => vec![Tensor::shaped(inputs[0].elem, dims.clone()), Tensor::shaped(indices, dims)],
-        None => vec![Tensor::open(inputs[0].elem), Tensor::open(indices)],
-    }
+    let dims = made();
+    [inputs[0].elem, DataType::Int64 as i32].map(|elem| Tensor { dims: dims.clone(), ..Tensor::open(elem) }).to_vec()
 }
 
 fn concat_from_sequence(node: &NodeProto, sequence: &Tensor) -> Tensor {

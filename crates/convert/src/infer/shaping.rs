@@ -4,7 +4,6 @@ use super::tensor::{MOST_ELEMENTS, Tensor, axis_of, broadcast, list, pick, sprea
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count, numbers};
 
-/// The same elements in another shape.
 fn reshaped(from: &Tensor, dims: Vec<i64>) -> Tensor {
     Tensor { elem: from.elem, dims: Some(dims), data: from.data.clone(), length: None }
 }
@@ -16,15 +15,13 @@ pub fn constant(node: &NodeProto) -> Tensor {
     let (int, float) = (DataType::Int64 as i32, DataType::Float as i32);
     let list = |elem, data: Vec<f64>| Tensor::with_data(elem, vec![data.len() as i64], data);
     // A Constant has exactly one attribute.
-    match node.attribute.first() {
-        Some(value) => match value.name() {
-            "value_int" => Tensor::with_data(int, vec![], vec![value.i() as f64]),
-            "value_float" => Tensor::with_data(float, vec![], vec![value.f().into()]),
-            "value_ints" => list(int, value.ints.iter().map(|&value| value as f64).collect()),
-            "value_floats" => list(float, value.floats.iter().map(|&value| value.into()).collect()),
-            _ => Tensor::default(),
-        },
-        None => Tensor::default(),
+    let Some(value) = node.attribute.first() else { return Tensor::default() };
+    match value.name() {
+        "value_int" => Tensor::with_data(int, vec![], vec![value.i() as f64]),
+        "value_float" => Tensor::with_data(float, vec![], vec![value.f().into()]),
+        "value_ints" => list(int, value.ints.iter().map(|&value| value as f64).collect()),
+        "value_floats" => list(float, value.floats.iter().map(|&value| value.into()).collect()),
+        _ => Tensor::default(),
     }
 }
 
@@ -32,14 +29,9 @@ pub fn constant_of_shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let value = node.attribute("value").and_then(|attribute| attribute.t.as_ref());
     let elem = value.map_or(DataType::Float as i32, |value| value.data_type());
     let fill = value.and_then(numbers).and_then(|numbers| numbers.first().copied()).unwrap_or_default();
-    match inputs[0].ints() {
-        Some(dims) if element_count(&dims) <= MOST_ELEMENTS => {
-            let count = usize::try_from(element_count(&dims)).unwrap_or_default();
-            Tensor::with_data(elem, dims, vec![fill; count])
-        }
-        Some(dims) => Tensor::shaped(elem, dims),
-        None => Tensor::open(elem),
-    }
+    let Some(dims) = inputs[0].ints() else { return Tensor::open(elem) };
+    let count = usize::try_from(element_count(&dims).min(MOST_ELEMENTS)).unwrap_or_default();
+    Tensor::with_data(elem, dims, vec![fill; count])
 }
 
 pub fn shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
@@ -50,7 +42,7 @@ pub fn shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let bound = |value: i64| (if value < 0 { value + rank } else { value }).clamp(0, rank);
     let (start, end) = (bound(node.int("start").unwrap_or(0)), bound(node.int("end").unwrap_or(rank)));
     let part = &dims[start as usize..end.max(start) as usize];
-    Tensor::with_data(elem, vec![part.len() as i64], part.iter().map(|&dim| dim as f64).collect())
+    Tensor::with_data(elem, vec![part.len() as i64], part.iter().map(|&dim| dim as f64).collect::<Vec<_>>())
 }
 
 pub fn range(inputs: &[Tensor]) -> Tensor {
@@ -62,7 +54,11 @@ pub fn range(inputs: &[Tensor]) -> Tensor {
             if count > MOST_ELEMENTS {
                 return Tensor::shaped(elem, vec![count]);
             }
-            Tensor::with_data(elem, vec![count], (0..count).map(|index| start + index as f64 * step).collect())
+            Tensor::with_data(
+                elem,
+                vec![count],
+                (0..count).map(|index| start + index as f64 * step).collect::<Vec<_>>(),
+            )
         }
         _ => Tensor::open(elem),
     }
@@ -100,6 +96,7 @@ pub fn flatten(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
 
 pub fn squeeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     let Some(own) = &inputs[0].dims else { return Ok(Tensor::open(inputs[0].elem)) };
+    // Without axes, ONNX removes all of length 1.
     let axes: Vec<usize> = match list(node, inputs, 1, "axes") {
         Some(axes) => axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?,
         None if node.input_at(1).is_some() => return Ok(Tensor::open(inputs[0].elem)),
@@ -123,7 +120,6 @@ pub fn unsqueeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> 
     Ok(reshaped(&inputs[0], dims))
 }
 
-/// The order of axes that a `Transpose` makes.
 pub fn permutation(node: &NodeProto, rank: usize) -> Vec<usize> {
     match node.ints("perm") {
         Some(axes) => axes.iter().map(|&axis| axis as usize).collect(),
@@ -174,13 +170,9 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
         };
         (0..outer).flat_map(row).copied().collect::<Vec<f64>>()
     });
-    Ok(match data {
-        Some(data) => Tensor::with_data(elem, dims, data),
-        None => Tensor::shaped(elem, dims),
-    })
+    Ok(Tensor::with_data(elem, dims, data))
 }
 
-/// What a `Slice` takes along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub axis: usize,
@@ -263,10 +255,8 @@ pub fn expand(inputs: &[Tensor]) -> Result<Tensor, String> {
         return Ok(Tensor::open(inputs[0].elem));
     };
     let dims = broadcast(&[own, &target])?;
-    Ok(match spread(&inputs[0], &dims) {
-        Some(data) if inputs[0].data.is_some() => Tensor::with_data(inputs[0].elem, dims, data),
-        _ => Tensor::shaped(inputs[0].elem, dims),
-    })
+    let data = spread(&inputs[0], &dims);
+    Ok(Tensor::with_data(inputs[0].elem, dims, data))
 }
 
 pub fn tile(inputs: &[Tensor]) -> Tensor {

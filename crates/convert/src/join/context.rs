@@ -1,8 +1,7 @@
 //! Context of a wired input: the end of its previous value is prepended to what the wire brings now. That end is a state of
 //! the joined graph.
 
-use super::error::JoinError;
-use super::part::Read;
+use super::part::{JoinError, Read, Result};
 use super::rename::Names;
 use super::wires::{Link, difference, end, find};
 use crate::batch::is_batch_axis;
@@ -10,16 +9,13 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s};
 use crate::pairs::StatePair;
 
-/// Most elements of a context: the comparison can't hold more, and ONNX Runtime ends the process if a dimension that it
-/// infers for a Slice has 2^31 or more.
+// Most elements of a context: the comparison can't hold more, and ONNX Runtime ends the process if a dimension that it
+// infers for a Slice has 2^31 or more.
 const MOST_ELEMENTS: i64 = 1 << 26;
 
-/// Context of an input that is wired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The input, as `graph.tensor`.
     pub input: String,
-    /// Elements that are prepended to the new ones.
     pub elements: i64,
     /// Their axis. Without it, there must be one that is open or longer than the context.
     pub axis: Option<usize>,
@@ -27,18 +23,13 @@ pub struct Context {
     pub whole: bool,
 }
 
-/// A context in the joined graph.
 #[derive(Clone, Debug)]
 pub struct PlannedContext {
     /// The input of the graph, by its own name.
     pub input: String,
-    /// The state.
     pub pair: StatePair,
-    /// Elements that are kept.
     pub elements: i64,
-    /// Their axis.
     pub axis: usize,
-    /// The tensor that the wire brings.
     source: String,
     elem: i32,
     dims: Vec<Dim>,
@@ -64,14 +55,12 @@ pub fn contexts(text: &str) -> Option<Vec<Context>> {
     words.map(context).collect::<Option<Vec<_>>>().filter(|read| !read.is_empty())
 }
 
-/// The context of the input that a link leads to.
 pub fn of<'a>(contexts: &'a [Context], parts: &[Read], link: &Link) -> Option<&'a Context> {
     let name = parts[link.to.graph].full(&link.to.tensor);
     contexts.iter().find(|context| context.input == name)
 }
 
-/// Refuses contexts of inputs that aren't there, and second ones.
-pub fn check(contexts: &[Context], parts: &[Read]) -> Result<(), JoinError> {
+pub fn check(contexts: &[Context], parts: &[Read]) -> Result<()> {
     for (index, Context { input, elements, .. }) in contexts.iter().enumerate() {
         let to = end(parts, input)?;
         find(&parts[to.graph], &parts[to.graph].graph.input, "input", &to.tensor)?;
@@ -87,7 +76,7 @@ pub fn check(contexts: &[Context], parts: &[Read]) -> Result<(), JoinError> {
 }
 
 /// Plans the context of the input that a link leads to. Its names are those before the renaming of the graph that gives it.
-pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) -> Result<PlannedContext, JoinError> {
+pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) -> Result<PlannedContext> {
     let (source, target) = (link.source(parts)?, link.target(parts)?);
     let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
     let axis = axis(context, &taken)?;
@@ -96,10 +85,8 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
             (Some(Dim::Known(new)), Some(Dim::Known(window)))
                 if !context.whole && new + context.elements != *window =>
             {
-                format!(
-                    "axis {axis} takes {window} elements, and the {} of its context and {new} new ones come",
-                    context.elements
-                )
+                let kept = context.elements;
+                format!("axis {axis} takes {window} elements, and the {kept} of its context and {new} new ones come")
             }
             _ => difference(source, target),
         };
@@ -117,7 +104,7 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
             (Dim::Open, Dim::Open) => Dim::Open,
         });
     }
-    let is_open = |&at: &usize| at != axis && !matches!(dims[at], Dim::Known(_)) && !is_batch_axis(&taken, at);
+    let is_open = |&at: &usize| at != axis && !dims[at].is_known() && !is_batch_axis(&taken, at);
     if let Some(at) = (0..dims.len()).find(is_open) {
         let why = format!("it would have several open dimensions: give axis {at} a length with dims");
         return Err(JoinError::Context { input: context.input.clone(), why });
@@ -134,7 +121,6 @@ pub fn planned(context: &Context, parts: &[Read], link: &Link, names: &[Names]) 
     })
 }
 
-/// Whether the new elements can follow the context.
 fn may_follow(given: &[Dim], taken: &[Dim], axis: usize, context: &Context) -> bool {
     let fits = |(at, (given, taken)): (usize, (&Dim, &Dim))| match (given, taken) {
         (Dim::Known(new), Dim::Known(window)) if at == axis => !context.whole && window - context.elements == *new,
@@ -144,39 +130,32 @@ fn may_follow(given: &[Dim], taken: &[Dim], axis: usize, context: &Context) -> b
     given.len() == taken.len() && given.iter().zip(taken).enumerate().all(fits)
 }
 
-fn axis(context: &Context, taken: &[Dim]) -> Result<usize, JoinError> {
+fn axis(context: &Context, taken: &[Dim]) -> Result<usize> {
     let refused = |why: String| Err(JoinError::Context { input: context.input.clone(), why });
     if let Some(axis) = context.axis {
         let is_there = axis < taken.len() && !is_batch_axis(taken, axis);
-        return if is_there {
-            Ok(axis)
-        } else {
-            refused(format!("axis {axis} isn't there, or it is the batch: it is {}", bracketed(taken)))
-        };
+        let why = || format!("axis {axis} isn't there, or it is the batch: it is {}", bracketed(taken));
+        return if is_there { Ok(axis) } else { refused(why()) };
     }
     let is_long = |&axis: &usize| match &taken[axis] {
         Dim::Known(length) => *length > context.elements,
         _ => !is_batch_axis(taken, axis),
     };
     let possible: Vec<usize> = (0..taken.len()).filter(is_long).collect();
-    match possible.as_slice() {
-        [axis] => Ok(*axis),
-        _ => refused(format!(
-            "write its axis, as in {}={}@1: it is {}",
-            context.input,
-            context.elements,
-            bracketed(taken)
-        )),
+    if let [axis] = possible.as_slice() {
+        return Ok(*axis);
     }
+    let Context { input, elements, .. } = context;
+    refused(format!("write its axis, as in {input}={elements}@1: it is {}", bracketed(taken)))
 }
 
 impl PlannedContext {
-    /// Adds the state, and the nodes that prepend it. `joined` is the input's name in the joined graph.
     pub fn add(&self, graph: &mut GraphProto, joined: &str) {
         let StatePair { input, output } = &self.pair;
         let [start, end, axis] = ["start", "end", "axis"].map(|own| format!("{input}/{own}"));
         let values = [(&start, -self.elements), (&end, i64::MAX), (&axis, self.axis as i64)];
         graph.initializer.extend(values.map(|(name, value)| int64s(name, &[1], &[value])));
+        // The context comes first, because its elements are older than those that the wire brings.
         let concat = NodeProto::make("Concat", &format!("{joined}/Concat"), &[input, &self.source], &[joined]);
         graph.node.push(concat.with_int("axis", self.axis as i64));
         let kept = [joined, &start, &end, &axis];

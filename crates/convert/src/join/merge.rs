@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use super::context::{self, Context};
-use super::error::JoinError;
-use super::part::{Read, is_onnx, set_opset};
+use super::part::{JoinError, Read, Result, is_onnx, set_opset};
 use super::rename::{Names, move_weights};
 use super::wires::Link;
 use crate::batch::is_batch_axis;
+use crate::convert::set_initial_states;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple};
@@ -15,8 +15,7 @@ use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple}
 /// The oldest version of ONNX's format with functions in a model.
 const IR_OF_FUNCTIONS: i64 = 8;
 
-/// The new names of each graph's tensors and symbols.
-pub fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Names>, JoinError> {
+pub fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Names>> {
     let mut all: Vec<Names> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
         let (mut tensors, mut symbols) = (HashMap::new(), HashMap::new());
@@ -47,7 +46,7 @@ pub fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec
 
 /// The batch that a wire fixes: one of its ends takes or gives so many rows only, and the other leaves them open. All graphs
 /// have the same rows, so the joined model has them.
-pub fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>, JoinError> {
+pub fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>> {
     for link in links {
         let (given, taken) = (link.source(parts)?.dims(), link.target(parts)?.dims());
         let (given, taken) = (given.unwrap_or_default(), taken.unwrap_or_default());
@@ -63,14 +62,12 @@ pub fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>, JoinEr
     Ok(None)
 }
 
-/// Gives the inputs and outputs a batch that is fixed.
 pub fn fix_batch(graph: &mut GraphProto, rows: i64) {
     for value in graph.input.iter_mut().chain(&mut graph.output) {
         let Some(mut dims) = value.dims() else { continue };
         if let Some(axis) = batch_axis(&dims) {
             dims[axis] = Dim::Known(rows);
-            let elem = value.elem();
-            value.set_tensor(elem, &dims);
+            value.set_dims(&dims);
         }
     }
 }
@@ -80,8 +77,9 @@ fn batch_axis(dims: &[Dim]) -> Option<usize> {
 }
 
 /// A model without a graph that has what the models of all parts have.
-pub fn model(parts: &mut [Read], names: &[Names], opset: i64) -> Result<ModelProto, JoinError> {
+pub fn model(parts: &mut [Read], names: &[Names], opset: i64) -> Result<ModelProto> {
     let mut model = ModelProto { producer_name: Some("stateful-convert".to_owned()), ..ModelProto::default() };
+    // The format of the model must know what any part uses.
     model.ir_version = parts.iter().map(|part| part.model.ir_version()).max();
     let mut set_by: HashMap<String, (usize, i64)> = HashMap::new();
     for (index, part) in parts.iter().enumerate() {
@@ -113,9 +111,8 @@ pub fn model(parts: &mut [Read], names: &[Names], opset: i64) -> Result<ModelPro
 }
 
 /// The entries of all parts. What several say differently gets the names of the graphs.
-fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProto>, JoinError> {
-    let entry = |key: String, value: String| StringStringEntryProto { key: Some(key), value: Some(value) };
-    let mut merged: Vec<StringStringEntryProto> = Vec::new();
+fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProto>> {
+    let mut merged = ModelProto::default();
     let (mut initial, mut multiples): (Vec<InitialState>, Vec<StepsMultiple>) = (Vec::new(), Vec::new());
     for (part, names) in parts.iter().zip(names) {
         for own in &part.model.metadata_props {
@@ -141,32 +138,16 @@ fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProt
                         entries.iter().any(|other| other.key() == key && other.value() != own.value())
                     };
                     let key = if parts.iter().any(differs) { format!("{}.{key}", part.name) } else { key.to_owned() };
-                    if merged.iter().all(|known| known.key() != key) {
-                        merged.push(entry(key, own.value().to_owned()));
+                    if merged.metadata(&key).is_none() {
+                        merged.set_metadata(&key, Some(own.value().to_owned()));
                     }
                 }
             }
         }
     }
-    if !initial.is_empty() {
-        merged.push(entry(INITIAL_STATES.to_owned(), serde_json::json!(initial).to_string()));
-    }
-    if !multiples.is_empty() {
-        merged.push(entry(STEPS_MULTIPLE.to_owned(), serde_json::json!(multiples).to_string()));
-    }
-    Ok(merged)
-}
-
-/// Notes where another state starts.
-pub fn add_initial_state(model: &mut ModelProto, state: Option<InitialState>) {
-    let Some(state) = state else { return };
-    let is_noted = |entry: &&StringStringEntryProto| entry.key() == INITIAL_STATES;
-    let noted = model.metadata_props.iter().find(is_noted).map(|entry| entry.value().to_owned());
-    let mut all: Vec<InitialState> = noted.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-    all.push(state);
-    model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
-    let text = serde_json::json!(all).to_string();
-    model.metadata_props.push(StringStringEntryProto { key: Some(INITIAL_STATES.to_owned()), value: Some(text) });
+    set_initial_states(&mut merged, &initial);
+    merged.set_metadata(STEPS_MULTIPLE, (!multiples.is_empty()).then(|| serde_json::json!(multiples).to_string()));
+    Ok(merged.metadata_props)
 }
 
 /// Takes the graph of a part, with new names. Inputs that other graphs give are left out.
@@ -182,7 +163,6 @@ pub fn take_graph(part: &mut Read, names: &Names) -> GraphProto {
     graph
 }
 
-/// Adds a graph whose names are new.
 pub fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
     let mut outputs = std::mem::take(&mut part.graph.output);
     let passed_on: Vec<String> = outputs.iter().map(|output| output.name().to_owned()).collect();

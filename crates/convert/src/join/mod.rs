@@ -4,8 +4,6 @@
 //! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
 
 mod context;
-mod error;
-mod graphs;
 mod merge;
 mod opsets;
 mod part;
@@ -15,26 +13,23 @@ mod wires;
 
 use std::collections::HashMap;
 
-use crate::convert::{Converted, Options, convert_read, scales_of_all};
+use crate::convert::{Converted, Options, convert_read, initial_states_of, scales_of_all, set_initial_states};
 use crate::onnx::Dim;
 use crate::onnx::schema::GraphProto;
 use crate::pairs::StatePair;
 use crate::report::Warning;
 
 pub use context::{Context, PlannedContext, contexts};
-pub use error::JoinError;
-pub use graphs::{GraphFrom, ListedGraph, graphs};
-use part::Read;
-pub use part::{Part, dims};
+pub use part::{GraphFrom, JoinError, ListedGraph, Part, dims, graphs};
+use part::{Read, Result};
 use rename::Names;
 pub use search::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PIECES, SKIP, SKIP_NEXT, Search, SearchKind,
     SearchPlan, TOKENS, TransducerPlan, read_pieces,
 };
-use wires::{Link, check, end, find, resolved};
+use wires::{Link, difference, end, find, resolved};
 pub use wires::{Wire, wires};
 
-/// What joining may be told.
 #[derive(Clone, Debug, Default)]
 pub struct JoinOptions {
     /// The wires, by names of the form `graph.tensor`. Equal names need none.
@@ -45,20 +40,16 @@ pub struct JoinOptions {
     pub dims: Vec<(String, Vec<Dim>)>,
     /// Context of inputs that are wired. That of an input of requests has no effect: see [`Plan::has_context`].
     pub contexts: Vec<Context>,
-    /// Outputs that stay although they are wired.
     pub outputs: Vec<String>,
-    /// Finds tokens in the graph.
     pub search: Option<Search>,
     /// The texts of the tokens, by number, if responses have them.
     pub pieces: Option<Vec<String>>,
 }
 
-/// A joined model.
 #[derive(Clone, Debug)]
 pub struct Joined {
     /// The model, and what it has. Nothing in it was converted but the names of its states.
     pub converted: Converted,
-    /// How the graphs run one after the other.
     pub plan: Plan,
 }
 
@@ -67,18 +58,14 @@ pub struct Joined {
 pub struct Plan {
     /// The inputs of each graph that take a tensor of an earlier one.
     pub parts: Vec<PlannedPart>,
-    /// How tokens are found, if they are.
     pub search: Option<SearchPlan>,
 }
 
-/// How one graph runs.
 #[derive(Clone, Debug)]
 pub struct PlannedPart {
     /// What the names of its tensors begin with.
     pub name: String,
-    /// The inputs of the graph that are wired, and what they take.
     pub wired: Vec<(String, String)>,
-    /// Context of some of these inputs.
     pub contexts: Vec<PlannedContext>,
 }
 
@@ -88,7 +75,6 @@ impl PlannedPart {
         self.own(input).is_some_and(|own| self.wired.iter().any(|(wired, _)| wired == own))
     }
 
-    /// The graph's own name of a tensor.
     fn own<'a>(&self, name: &'a str) -> Option<&'a str> {
         name.strip_prefix(&self.name)?.strip_prefix('.')
     }
@@ -98,15 +84,12 @@ impl Plan {
     /// Whether a graph or the search takes a tensor of another.
     pub fn takes(&self, name: &str) -> bool {
         let wired = self.parts.iter().flat_map(|part| &part.wired).any(|(_, source)| source == name);
-        wired || self.search.as_ref().is_some_and(|search| search.reads(name))
+        wired || self.search.as_ref().is_some_and(|search| search.source() == name)
     }
 
     /// Whether this input, `graph.tensor`, is wired and has context.
     pub fn has_context(&self, input: &str) -> bool {
-        let has = |part: &PlannedPart| {
-            let own = part.own(input);
-            part.contexts.iter().any(|context| Some(context.input.as_str()) == own)
-        };
+        let has = |part: &PlannedPart| part.contexts.iter().any(|of| Some(of.input.as_str()) == part.own(input));
         self.parts.iter().any(has)
     }
 
@@ -117,8 +100,7 @@ impl Plan {
     }
 }
 
-/// Joins graphs, in this order.
-pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> {
+pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
     if let ([part], None) = (parts, &options.search) {
         return Err(JoinError::One(part.name.clone()));
     }
@@ -126,6 +108,7 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     let is_added_to = options.search.is_some() || !options.contexts.is_empty();
     let of_nodes = is_added_to.then_some(search::OPSET);
     let opset = parts.iter().map(Read::opset).chain(of_nodes).max().unwrap_or_default();
+    // Graphs of one version need no change, so it may be one that is not known here.
     if parts.iter().any(|part| part.opset() != opset) {
         parts.iter().try_for_each(Read::check_newest)?;
     }
@@ -134,16 +117,16 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     }
     let (links, mut states) = resolved(&mut parts, &options.wires)?;
     let mut warnings = unwired(&parts, &links, &states);
-    let search = options
-        .search
-        .as_ref()
-        .map(|search| search::plan(&parts, &links, search, options.pieces.as_deref()))
-        .transpose()?;
+    let planned = |search| search::plan(&parts, &links, search, options.pieces.as_deref());
+    let search = options.search.as_ref().map(planned).transpose()?;
     context::check(&options.contexts, &parts)?;
     for link in &links {
         let is_whole = context::of(&options.contexts, &parts, link).is_none();
         if is_whole && !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
-            check(&parts, link)?;
+            let (source, target) = (link.source(&parts)?, link.target(&parts)?);
+            if !target.accepts(source) {
+                return Err(link.disagree(&parts, &difference(source, target))?);
+            }
         }
     }
     let mut names = merge::names(&parts, &links, &options.contexts)?;
@@ -151,12 +134,11 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     let plan = plan(&parts, &links, search, &options.contexts, &names)?;
     let outputs = outputs(&parts, &links, &states, options, &plan)?;
     states.extend(parts.iter().flat_map(|part| {
-        let full = |pair: &StatePair| StatePair { input: part.full(&pair.input), output: part.full(&pair.output) };
-        part.pairs.iter().map(full).collect::<Vec<_>>()
+        part.pairs.iter().map(|pair| StatePair::new(&part.full(&pair.input), &part.full(&pair.output)))
     }));
     // The backend keeps one state for each output.
-    let is_taken = |(index, pair): (usize, &StatePair)| states[..index].iter().any(|other| other.output == pair.output);
-    if let Some(index) = (0..states.len()).find(|&index| is_taken((index, &states[index]))) {
+    let is_taken = |&index: &usize| states[..index].iter().any(|other| other.output == states[index].output);
+    if let Some(index) = (0..states.len()).find(is_taken) {
         return Err(JoinError::TwoStates(states.swap_remove(index).output));
     }
     let mut model = merge::model(&mut parts, &names, opset)?;
@@ -171,7 +153,10 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     }
     if let Some(search) = &plan.search {
         states.extend(search.add(&mut graph, &mut parts[outside..], &mut names, options.pieces.as_deref()));
-        merge::add_initial_state(&mut model, search.initial());
+        if let Some(initial) = search.initial() {
+            let all: Vec<_> = initial_states_of(&model).into_iter().chain([initial]).collect();
+            set_initial_states(&mut model, &all);
+        }
     }
     graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
     if let Some(rows) = fixed_batch {
@@ -181,6 +166,7 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
         graph.output.iter().filter_map(|output| Some((output.name().to_owned(), output.dims()?))).collect();
     let scales = scales_of_all(&graph);
     model.graph = Some(graph);
+    // The graphs run a chunk as they would alone, so no recurrence inside them is cut.
     let options = Options { states, keep_recurrences: true, ..Options::default() };
     let mut converted = convert_read(model, &options)?;
     // Lengths that were computed for a short request would say less.
@@ -194,7 +180,6 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined, JoinError> 
     Ok(Joined { converted, plan })
 }
 
-/// The graphs that no wire joins to another.
 fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning> {
     let is_of = |part: &Read, name: &str| name.split_once('.').is_some_and(|(graph, _)| graph == part.name);
     let alone = |(index, part): (usize, &Read)| {
@@ -205,8 +190,7 @@ fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning>
     parts.iter().enumerate().filter_map(alone).collect()
 }
 
-/// Reads the graphs, each with the states that the options name for it.
-fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
+fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>> {
     let mut read: Vec<Read> = Vec::new();
     for part in parts {
         if part.name == search::SEARCH {
@@ -215,9 +199,7 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>, JoinError> {
         if read.iter().any(|known| known.name == part.name) {
             return Err(JoinError::SameName(part.name.clone()));
         }
-        let own = |name: &String| {
-            name.split_once('.').filter(|(graph, _)| *graph == part.name).map(|(_, own)| own.to_owned())
-        };
+        let own = |name: &str| Some(name.strip_prefix(&part.name)?.strip_prefix('.')?.to_owned());
         let pair = |pair: &StatePair| Some(StatePair { input: own(&pair.input)?, output: own(&pair.output)? });
         read.push(Read::new(part, options.states.iter().filter_map(pair).collect())?);
     }
@@ -240,7 +222,7 @@ fn plan(
     search: Option<SearchPlan>,
     contexts: &[Context],
     names: &[Names],
-) -> Result<Plan, JoinError> {
+) -> Result<Plan> {
     let part = |(index, part): (usize, &Read)| {
         let mut planned = PlannedPart { name: part.name.clone(), wired: Vec::new(), contexts: Vec::new() };
         for link in links.iter().filter(|link| link.to.graph == index) {
@@ -251,17 +233,13 @@ fn plan(
         }
         Ok(planned)
     };
-    let plan = Plan { parts: parts.iter().enumerate().map(part).collect::<Result<_, JoinError>>()?, search };
-    match plan.parts[plan.outside().len()..].iter().find_map(|part| Some((part, part.contexts.first()?))) {
-        Some((part, PlannedContext { input, .. })) => {
-            let input = format!("{}.{input}", part.name);
-            Err(JoinError::Context {
-                input,
-                why: "its graph is inside the search, which takes frames one by one".to_owned(),
-            })
-        }
-        None => Ok(plan),
+    let plan = Plan { parts: parts.iter().enumerate().map(part).collect::<Result<_>>()?, search };
+    let mut inside = plan.parts[plan.outside().len()..].iter();
+    if let Some((part, context)) = inside.find_map(|part| Some((part, part.contexts.first()?))) {
+        let why = "its graph is inside the search, which takes frames one by one".to_owned();
+        return Err(JoinError::Context { input: format!("{}.{}", part.name, context.input), why });
     }
+    Ok(plan)
 }
 
 /// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of the
@@ -272,7 +250,7 @@ fn outputs(
     states: &[StatePair],
     options: &JoinOptions,
     plan: &Plan,
-) -> Result<Vec<String>, JoinError> {
+) -> Result<Vec<String>> {
     let outside = plan.outside().len();
     for name in &options.outputs {
         let of = end(parts, name)?;

@@ -4,16 +4,13 @@
 //! meaning of a node as it was: they add types, attributes with a default, or optional inputs.
 
 use crate::graph::Names;
-use crate::onnx::schema::attribute_proto::AttributeType;
-use crate::onnx::schema::{AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::onnx::schema::{FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, int64s};
 
 /// The oldest version from which nodes are raised. Before it, operators had attributes for broadcasting.
 const OLDEST: i64 = 7;
-/// The newest version whose changes are listed here.
 const NEWEST: i64 = 28;
 
-/// What a new version asks of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// These attributes became inputs, in this order from input 1.
@@ -32,71 +29,50 @@ enum Change {
     Spatial,
     /// The outputs of a training have another meaning.
     OneOutput,
-    /// It has this name now.
     Renamed(&'static str),
     /// The values of `mode` have other names.
     Modes(&'static [(&'static str, &'static str)]),
     /// Without this attribute, it means something else now.
     Default(&'static str, &'static str),
-    /// There is no such node any more.
     Gone,
 }
 
-/// In the order of the versions.
-const CHANGES: &[(i64, &[&str], Change)] = &[
-    (9, &["BatchNormalization"], Change::Spatial),
-    (9, &["Scan", "Upsample"], Change::Gone),
-    (10, &["Slice"], Change::Inputs(&["starts", "ends", "axes"])),
-    (10, &["TopK"], Change::Inputs(&["k"])),
-    (10, &["Upsample"], Change::Gone),
-    (11, &["Clip"], Change::Numbers(&["min", "max"])),
-    (11, &["Pad"], Change::Numbers(&["pads", "value"])),
-    (11, &["Resize"], Change::Gone),
-    (11, &["Scatter"], Change::Renamed("ScatterElements")),
-    (12, &["Dropout"], Change::Ratio),
-    (13, &["Softmax", "LogSoftmax", "Hardmax"], Change::Softmax),
-    (13, &["Squeeze", "Unsqueeze", "ReduceSum"], Change::Inputs(&["axes"])),
-    (13, &["Split"], Change::Inputs(&["split"])),
-    (14, &["BatchNormalization"], Change::OneOutput),
-    (16, &["RoiAlign"], Change::Default("coordinate_transformation_mode", "output_half_pixel")),
+const CHANGES: &[(i64, &str, Change)] = &[
+    (9, "BatchNormalization", Change::Spatial),
+    (9, "Scan Upsample", Change::Gone),
+    (10, "Slice", Change::Inputs(&["starts", "ends", "axes"])),
+    (10, "TopK", Change::Inputs(&["k"])),
+    (10, "Upsample", Change::Gone),
+    (11, "Clip", Change::Numbers(&["min", "max"])),
+    (11, "Pad", Change::Numbers(&["pads", "value"])),
+    (11, "Resize", Change::Gone),
+    (11, "Scatter", Change::Renamed("ScatterElements")),
+    (12, "Dropout", Change::Ratio),
+    (13, "Softmax LogSoftmax Hardmax", Change::Softmax),
+    (13, "Squeeze Unsqueeze ReduceSum", Change::Inputs(&["axes"])),
+    (13, "Split", Change::Inputs(&["split"])),
+    (14, "BatchNormalization", Change::OneOutput),
+    (16, "RoiAlign", Change::Default("coordinate_transformation_mode", "output_half_pixel")),
     (
         18,
-        &[
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceMax",
-            "ReduceMean",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSumSquare",
-        ],
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare",
         Change::Inputs(&["axes"]),
     ),
-    (18, &["Split"], Change::NumOutputs),
-    (20, &["DFT"], Change::DftAxis),
-    (20, &["GridSample"], Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
-    (21, &["GroupNormalization"], Change::Gone),
-    (24, &["Attention"], Change::OneOutput),
+    (18, "Split", Change::NumOutputs),
+    (20, "DFT", Change::DftAxis),
+    (20, "GridSample", Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
+    (21, "GroupNormalization", Change::Gone),
+    (24, "Attention", Change::OneOutput),
 ];
 
-/// What keeps a graph at its version, and the node that does.
-#[derive(Debug)]
-pub struct Kept {
-    pub node: Option<String>,
-    pub why: String,
-}
-
-/// Raises the nodes of a graph and of the graphs inside it.
-pub fn raise(graph: &mut GraphProto, from: i64, to: i64) -> Result<(), Kept> {
+/// Raises the nodes of a graph and of the graphs inside it. The error goes on behind the graph's name.
+pub fn raise(graph: &mut GraphProto, from: i64, to: i64) -> Result<(), String> {
     check_versions(from, to)?;
     let names = &mut Names::of(graph);
     raise_graph(graph, (from, to), names)
 }
 
-/// Raises the nodes of a function.
-pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Result<(), Kept> {
+pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Result<(), String> {
     check_versions(from, to)?;
     let value = |name: &String| ValueInfoProto { name: Some(name.clone()), ..ValueInfoProto::default() };
     let mut graph = GraphProto {
@@ -110,28 +86,24 @@ pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Resul
 }
 
 /// Refuses a version to which nodes of other graphs can't be raised.
-pub fn check_newest(version: i64) -> Result<(), Kept> {
-    if version > NEWEST { Err(Kept { node: None, why: newer(version) }) } else { Ok(()) }
+pub fn check_newest(version: i64) -> Result<(), String> {
+    if version > NEWEST { Err(newer(version)) } else { Ok(()) }
 }
 
 fn newer(version: i64) -> String {
-    format!("has opset {version}, and nodes can be raised to opset {NEWEST} at most: export it with an older one")
+    format!(" has opset {version}, and nodes can be raised to opset {NEWEST} at most: export it with an older one")
 }
 
-fn check_versions(from: i64, to: i64) -> Result<(), Kept> {
-    let why = if from < OLDEST {
-        format!(
-            "has opset {from}, and nodes can be raised from opset {OLDEST} on: export it with opset {OLDEST} or a later one"
-        )
-    } else if to > NEWEST {
-        newer(to)
-    } else {
-        return Ok(());
-    };
-    Err(Kept { node: None, why })
+fn check_versions(from: i64, to: i64) -> Result<(), String> {
+    if from < OLDEST {
+        return Err(format!(
+            " has opset {from}, and nodes can be raised from opset {OLDEST} on: export it with opset {OLDEST} or a later one"
+        ));
+    }
+    check_newest(to)
 }
 
-fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) -> Result<(), Kept> {
+fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) -> Result<(), String> {
     let nodes = std::mem::take(&mut graph.node);
     let mut raised = Raised { nodes: Vec::with_capacity(nodes.len()), names };
     for mut node in nodes {
@@ -145,8 +117,8 @@ fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) 
 }
 
 /// Whether a change is that of a node. Operators of other domains have versions of their own.
-fn is_of(node: &NodeProto, operators: &[&str]) -> bool {
-    matches!(node.domain(), "" | "ai.onnx") && operators.contains(&node.op_type())
+fn is_of(node: &NodeProto, operators: &str) -> bool {
+    matches!(node.domain(), "" | "ai.onnx") && operators.split(' ').any(|name| name == node.op_type())
 }
 
 struct Raised<'a> {
@@ -155,17 +127,16 @@ struct Raised<'a> {
 }
 
 impl Raised<'_> {
-    fn node(&mut self, mut node: NodeProto, (from, to): (i64, i64), graph: &GraphProto) -> Result<(), Kept> {
+    fn node(&mut self, mut node: NodeProto, (from, to): (i64, i64), graph: &GraphProto) -> Result<(), String> {
         let mut behind = Vec::new();
         for &(version, operators, change) in CHANGES {
             // A change may have given the node the name of another row.
             if version <= from || version > to || !is_of(&node, operators) {
                 continue;
             }
-            let (label, operator) = (node.label().to_owned(), node.operator());
+            let (described, operator) = (node.described(), node.operator());
             let kept = |why: &str| {
-                let why = format!("{why}; opset {version} changed {operator}: export the graph with opset {to}");
-                Kept { node: Some(format!("{operator} '{label}'")), why }
+                format!(": {described} {why}; opset {version} changed {operator}: export the graph with opset {to}")
             };
             if node.attribute.iter().any(|attribute| !attribute.ref_attr_name().is_empty()) {
                 return Err(kept("takes an attribute of its function"));
@@ -208,11 +179,11 @@ impl Raised<'_> {
                 Change::Modes(renamed) => {
                     let mode = node.text("mode").unwrap_or_else(|| renamed[0].0.to_owned());
                     let new = renamed.iter().find(|(old, _)| *old == mode).map_or(mode.as_str(), |(_, new)| new);
-                    node.set(text("mode", new));
+                    node = node.clone().with_text("mode", new);
                 }
                 Change::Default(attribute, value) => {
                     if node.attribute(attribute).is_none() {
-                        node.set(text(attribute, value));
+                        node = node.clone().with_text(attribute, value);
                     }
                 }
                 Change::Gone => return Err(kept("has no equal in newer opsets")),
@@ -223,7 +194,6 @@ impl Raised<'_> {
         Ok(())
     }
 
-    /// Makes inputs of lists of integers.
     fn inputs(&mut self, node: &mut NodeProto, attributes: &[&str], first: usize) {
         for (input, attribute) in (first..).zip(attributes) {
             let Some(found) = node.attribute(attribute) else { continue };
@@ -260,9 +230,9 @@ impl Raised<'_> {
         }
     }
 
-    /// Gives a node a constant as an input.
     fn constant(&mut self, node: &mut NodeProto, input: usize, value: TensorProto) {
         let name = self.names.fresh(&format!("{}/{input}", node.label()));
+        // A node and no initializer, because functions have none.
         self.nodes.push(NodeProto::make("Constant", &name, &[], &[&name]).with_tensor("value", value));
         node.set_input(input, &name);
     }
@@ -283,15 +253,6 @@ impl Raised<'_> {
         node.set_output(0, &matrix);
         let name = self.names.fresh(&format!("{output}/Reshape"));
         Some(NodeProto::make("Reshape", &name, &[&matrix, &shape], &[&output]))
-    }
-}
-
-fn text(name: &str, value: &str) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.to_owned()),
-        r#type: Some(AttributeType::String.into()),
-        s: Some(value.as_bytes().to_vec()),
-        ..AttributeProto::default()
     }
 }
 
@@ -347,8 +308,8 @@ mod tests {
         let mut graph = GraphProto::default();
         graph.node.push(NodeProto::make("Upsample", "up", &["x"], &["y"]));
         let kept = raise(&mut graph, 9, 17).unwrap_err();
-        assert_eq!(kept.node.as_deref(), Some("Upsample 'up'"));
-        assert_eq!(kept.why, "has no equal in newer opsets; opset 10 changed Upsample: export the graph with opset 17");
+        let why = "has no equal in newer opsets; opset 10 changed Upsample: export the graph with opset 17";
+        assert_eq!(kept, format!(": Upsample 'up' {why}"));
         assert!(raise(&mut GraphProto::default(), 6, 17).is_err());
         assert!(raise(&mut GraphProto::default(), 17, 99).is_err());
     }

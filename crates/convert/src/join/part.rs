@@ -1,19 +1,21 @@
-//! One of the graphs that are joined.
+//! The graphs that are joined: the list of them, as a command line or the parameter `join` writes it; each one; and why they
+//! aren't joined.
+//!
+//! A word of the list is a file or the name of a built-in graph, `NAME=` may stand before it, and options of a built-in graph
+//! follow it: `fbank:kaldi num_mel_bins=80 encoder.onnx`.
 
 use bytes::Bytes;
 
-use super::error::JoinError;
-use super::opsets::{Kept, check_newest, raise, raise_function};
+use super::opsets::{check_newest, raise, raise_function};
+use crate::builtin::builtin_names;
 use crate::names::pairs_by_names;
 use crate::onnx::schema::{GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto};
-use crate::onnx::{Dim, bracketed, function_like_operator, opset, opset_of};
+use crate::onnx::{Dim, bracketed, function_like_operator, names, opset, opset_of};
 use crate::pairs::{StatePair, check_pairs, described_state_pairs};
 use crate::prepared::{ConvertError, sort_all};
 
-/// A model whose graph is joined with others.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// What its tensors' names begin with.
     pub name: String,
     /// The model. Its weights may be in files of their own.
     pub model: Bytes,
@@ -21,11 +23,9 @@ pub struct Part {
     pub folder: String,
 }
 
-/// A part that was read.
 pub struct Read {
     pub name: String,
     pub folder: String,
-    /// Without its graph.
     pub model: ModelProto,
     pub graph: GraphProto,
     /// Its states, by its own names.
@@ -34,15 +34,14 @@ pub struct Read {
 
 impl Read {
     /// Reads a part. `states` are those that the caller names for it, by its own names.
-    pub fn new(part: &Part, states: Vec<StatePair>) -> Result<Self, JoinError> {
+    pub fn new(part: &Part, states: Vec<StatePair>) -> Result<Self> {
         let name = part.name.clone();
         let is_part_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         if name.is_empty() || !name.chars().all(is_part_of_name) {
             return Err(JoinError::Name(name));
         }
-        let mut model = crate::onnx::read(part.model.clone())
-            .map_err(|error| JoinError::Read { graph: part.name.clone(), error })?;
         let refused = |error| JoinError::Graph { graph: part.name.clone(), error };
+        let mut model = crate::onnx::read(part.model.clone()).map_err(|error| refused(error.into()))?;
         if let Some(function) = function_like_operator(&model) {
             return Err(refused(ConvertError::Function(function.to_owned())));
         }
@@ -50,6 +49,7 @@ impl Read {
         sort_all(&mut graph).map_err(refused)?;
         let described = described_state_pairs(graph.doc_string());
         let described = described.map_err(|bad| refused(ConvertError::Description(bad)))?;
+        // What the caller says comes first, then what the file says. Names are only a guess.
         let pairs = if !states.is_empty() {
             states
         } else if !described.is_empty() {
@@ -62,7 +62,7 @@ impl Read {
     }
 
     /// Gives an input or an output other dims, and the other end of its state the same.
-    pub fn set_dims(&mut self, tensor: &str, dims: &[Dim]) -> Result<(), JoinError> {
+    pub fn set_dims(&mut self, tensor: &str, dims: &[Dim]) -> Result<()> {
         let is_pair = |pair: &&StatePair| pair.input == tensor || pair.output == tensor;
         let pair = self.pairs.iter().find(is_pair).cloned();
         let values = self.graph.input.iter_mut().chain(&mut self.graph.output);
@@ -85,14 +85,7 @@ impl Read {
             graph: self.name.clone(),
             kind: "input or output",
             tensor: tensor.to_owned(),
-            has: self
-                .graph
-                .input
-                .iter()
-                .chain(&self.graph.output)
-                .map(|value| value.name())
-                .collect::<Vec<_>>()
-                .join(", "),
+            has: names(self.graph.input.iter().chain(&self.graph.output)),
         };
         if found { Ok(()) } else { Err(unknown()) }
     }
@@ -111,17 +104,14 @@ impl Read {
     }
 
     /// Refuses its version if other graphs can't be raised to it.
-    pub fn check_newest(&self) -> Result<(), JoinError> {
-        check_newest(self.opset()).map_err(|Kept { why, .. }| JoinError::Opset { graph: self.name.clone(), why })
+    pub fn check_newest(&self) -> Result<()> {
+        check_newest(self.opset()).map_err(|why| JoinError::Opset { graph: self.name.clone(), why })
     }
 
     /// Raises the version of ONNX's operators, also in its functions.
-    pub fn raise(&mut self, to: i64) -> Result<(), JoinError> {
+    pub fn raise(&mut self, to: i64) -> Result<()> {
         let from = self.opset();
-        let refused = |Kept { node, why }: Kept| match node {
-            Some(node) => JoinError::OpsetOfNode { graph: self.name.clone(), node, why },
-            None => JoinError::Opset { graph: self.name.clone(), why },
-        };
+        let refused = |why| JoinError::Opset { graph: self.name.clone(), why };
         if from != to {
             raise(&mut self.graph, from, to).map_err(refused)?;
         }
@@ -158,7 +148,6 @@ pub fn dims(text: &str) -> Option<Vec<(String, Vec<Dim>)>> {
     Some(found).filter(|found| !found.is_empty())
 }
 
-/// Sets the version of ONNX's operators.
 pub fn set_opset(sets: &mut Vec<OperatorSetIdProto>, version: i64) {
     sets.retain(|set| !is_onnx(set));
     sets.insert(0, OperatorSetIdProto { domain: Some(String::new()), version: Some(version) });
@@ -166,4 +155,184 @@ pub fn set_opset(sets: &mut Vec<OperatorSetIdProto>, version: i64) {
 
 pub fn is_onnx(set: &OperatorSetIdProto) -> bool {
     matches!(set.domain(), "" | "ai.onnx")
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedGraph {
+    pub name: String,
+    pub from: GraphFrom,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GraphFrom {
+    File(String),
+    Builtin { graph: String, options: Vec<String> },
+}
+
+/// Reads the words of a list. An error says what is expected.
+pub fn graphs<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<ListedGraph>, String> {
+    let mut listed: Vec<ListedGraph> = Vec::new();
+    for word in words {
+        // A path may have the sign as well.
+        let named = word.split_once('=').filter(|(name, _)| !name.contains(['/', '.']));
+        let source = named.map_or(word, |(_, source)| source);
+        let is_builtin = builtin_names().any(|known| known == source);
+        if let (Some(ListedGraph { from: GraphFrom::Builtin { options, .. }, .. }), Some(_)) =
+            (listed.last_mut(), named)
+            && !is_builtin
+            && !source.ends_with(".onnx")
+        {
+            options.push(word.to_owned());
+            continue;
+        }
+        let name = match named {
+            Some((name, _)) => name,
+            None if is_builtin => source.split(':').next().unwrap_or_default(),
+            None => stem(source),
+        };
+        // Files whose names have a colon end with .onnx.
+        if source.contains(':') && !is_builtin && !source.ends_with(".onnx") {
+            let known = builtin_names().collect::<Vec<_>>().join(", ");
+            return Err(format!("'{source}' is no built-in graph: {known} are; the name of a file ends with .onnx"));
+        }
+        if source.is_empty() {
+            return Err(format!("a file or a built-in graph is expected, as in NAME=FILE, not '{word}'"));
+        }
+        let from = if is_builtin {
+            GraphFrom::Builtin { graph: source.to_owned(), options: Vec::new() }
+        } else {
+            GraphFrom::File(source.to_owned())
+        };
+        listed.push(ListedGraph { name: name.to_owned(), from });
+    }
+    Ok(listed)
+}
+
+fn stem(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })
+}
+
+pub type Result<T, E = JoinError> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    #[error(
+        "'{0}' can't be the name of a graph: letters, digits, '_' and '-' are expected, because '.' ends the name in \
+         'graph.tensor'; write NAME=FILE"
+    )]
+    Name(String),
+    #[error("'{0}' can't be the name of a graph, because the tensors of the search have it: write NAME=FILE")]
+    Reserved(String),
+    #[error("two graphs have the name '{0}': write NAME=FILE for one of them")]
+    SameName(String),
+    #[error("there is one graph, '{0}', and no search: name at least two graphs")]
+    One(String),
+    #[error("graph '{graph}': {error}")]
+    Graph { graph: String, error: ConvertError },
+    /// `why` goes on behind the name.
+    #[error("graph '{graph}'{why}")]
+    Opset { graph: String, why: String },
+    #[error("'{name}' names no graph: 'graph.tensor' is expected, where graph is one of {graphs}")]
+    NoGraph { name: String, graphs: String },
+    #[error("graph '{graph}' has no {kind} '{tensor}' (it has {has})")]
+    NoTensor { graph: String, kind: &'static str, tensor: String, has: String },
+    #[error("'{tensor}' is {own} in its graph, and can't be {given}")]
+    Dims { tensor: String, own: String, given: String },
+    #[error("input '{0}' has two wires: leave one of them out")]
+    TwoWires(String),
+    #[error("several graphs have an output with the name of input '{input}': write a wire from one of {sources}")]
+    ManySources { input: String, sources: String },
+    #[error(
+        "'{from}' ({of_source}) can't be wired to '{to}' ({of_target}): {why}; write another wire, or list one more \
+         graph that converts between them"
+    )]
+    Disagree { from: String, of_source: String, to: String, of_target: String, why: String },
+    #[error(
+        "'{to}' is a state of its graph and can't take '{from}': leave the wire out, or, if it is no state, name the states of \
+         the graph"
+    )]
+    IntoState { from: String, to: String },
+    #[error(
+        "the wire <<<{from}, {to}>>> leads to the same or to an earlier graph, so it is a state, and an input such as '{from}' \
+         has no next value: begin the wire at an output, or list the graph of '{to}' later"
+    )]
+    BackFromInput { from: String, to: String },
+    #[error(
+        "graph '{graph}': the names of its inputs and outputs can be paired in several ways as states ({}): name the \
+         pairs of the graph as {}", listed(.rivals), in_option(graph)
+    )]
+    Rivals { graph: String, rivals: Vec<StatePair> },
+    #[error(
+        "a model of initial states gives the start of state '{0}', but joined graphs can't have one: convert its \
+         graph so that its states start at zero"
+    )]
+    StartsAtModel(String),
+    #[error(
+        "the model would have no outputs, because wires and states take all of them ({}): name those that responses need as \
+         outputs", .0.join(", ")
+    )]
+    NoOutputs(Vec<String>),
+    #[error(
+        "the state <<<{input}, {output}>>> has its ends in two graphs: write it as a wire back, <<<{output}, {input}>>>"
+    )]
+    TwoGraphs { input: String, output: String },
+    #[error("output '{0}' would be the next value of two states: give each an output of its own, as by an Identity")]
+    TwoStates(String),
+    #[error("graphs '{0}' and '{1}' have different versions of the operators of '{2}': export them with the same one")]
+    Domain(String, String, String),
+    #[error("context of '{input}': {why}")]
+    Context { input: String, why: String },
+    #[error("search: {0}")]
+    Search(String),
+    #[error(transparent)]
+    Joined(#[from] ConvertError),
+}
+
+fn listed(pairs: &[StatePair]) -> String {
+    pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn in_option(graph: &str) -> String {
+    format!("<<<{graph}.input, {graph}.output>>> in the states")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Vec<ListedGraph> {
+        graphs(text.split_whitespace()).unwrap()
+    }
+
+    fn file(name: &str, path: &str) -> ListedGraph {
+        ListedGraph { name: name.to_owned(), from: GraphFrom::File(path.to_owned()) }
+    }
+
+    fn builtin(name: &str, graph: &str, options: &[&str]) -> ListedGraph {
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        ListedGraph { name: name.to_owned(), from: GraphFrom::Builtin { graph: graph.to_owned(), options } }
+    }
+
+    #[test]
+    fn files_have_the_name_that_is_written_or_their_own() {
+        let expected = [file("encoder", "a/encoder.onnx"), file("joint", "x.int8.onnx"), file("c=d", "a/c=d.onnx")];
+        assert_eq!(read("a/encoder.onnx joint=x.int8.onnx a/c=d.onnx"), expected);
+    }
+
+    #[test]
+    fn options_belong_to_the_built_in_graph_before_them() {
+        let expected = [builtin("fbank", "fbank:kaldi", &["num_mel_bins=40", "high_freq=-400"]), file("e", "x.onnx")];
+        assert_eq!(read("fbank:kaldi num_mel_bins=40 high_freq=-400 e=x.onnx"), expected);
+        let expected = [builtin("a", "stft", &["hop=128"]), builtin("b", "istft", &[]), builtin("istft", "istft", &[])];
+        assert_eq!(read("a=stft hop=128 b=istft istft"), expected);
+    }
+
+    #[test]
+    fn a_name_without_a_file_is_refused() {
+        assert!(graphs(["encoder="]).unwrap_err().contains("not 'encoder='"));
+        let error = graphs(["fbank:kaldy"]).unwrap_err();
+        assert!(error.starts_with("'fbank:kaldy' is no built-in graph: fbank:kaldi, mel:nemo,"), "{error}");
+        assert_eq!(read("a=b:c.onnx"), [file("a", "b:c.onnx")]);
+    }
 }

@@ -9,15 +9,12 @@ use crate::onnx::schema::{
     tensor_shape_proto::dimension::Value, type_proto,
 };
 
-/// The new names of one graph.
 pub struct Names {
     /// The graph's name, which all of its names begin with.
     pub graph: String,
-    /// The position among the graphs.
     pub index: usize,
     /// Tensors that have another name than with the prefix: inputs that take an output of another graph.
     pub tensors: HashMap<String, String>,
-    /// The same for symbols of dimensions.
     pub symbols: HashMap<String, String>,
     /// The functions of the model, as domain, name and overload.
     pub functions: HashSet<(String, String, String)>,
@@ -47,7 +44,6 @@ impl Names {
         }
     }
 
-    /// Renames all tensors, nodes, symbols and calls of functions.
     pub fn rename(&self, graph: &mut GraphProto) {
         let sparse = graph.sparse_initializer.iter_mut().filter_map(|tensor| tensor.values.as_mut());
         for tensor in graph.initializer.iter_mut().chain(sparse) {

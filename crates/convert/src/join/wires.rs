@@ -1,15 +1,13 @@
 //! Which output of a graph each input of another takes.
 
-use super::error::JoinError;
-use super::part::Read;
+use super::part::{JoinError, Read, Result};
 use crate::graph::required_inputs;
 use crate::onnx::schema::ValueInfoProto;
-use crate::onnx::{Dim, bracketed, type_name};
+use crate::onnx::{bracketed, names, type_name};
 use crate::pairs::{StatePair, groups};
 
 /// An output, or an input that several graphs take, and the input that takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Wire {
     pub from: String,
     pub to: String,
@@ -21,14 +19,12 @@ pub fn wires(text: &str) -> Option<Vec<Wire>> {
     Some(groups(text)?.into_iter().map(wire).collect())
 }
 
-/// A tensor of one of the graphs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub graph: usize,
     pub tensor: String,
 }
 
-/// A wire to a later graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub from: End,
@@ -37,8 +33,7 @@ pub struct Link {
     pub is_made: bool,
 }
 
-/// The graph and the tensor of `graph.tensor`.
-pub fn end(parts: &[Read], name: &str) -> Result<End, JoinError> {
+pub fn end(parts: &[Read], name: &str) -> Result<End> {
     let found = name.split_once('.').and_then(|(graph, tensor)| {
         let graph = parts.iter().position(|part| part.name == graph)?;
         Some(End { graph, tensor: tensor.to_owned() })
@@ -49,24 +44,23 @@ pub fn end(parts: &[Read], name: &str) -> Result<End, JoinError> {
     })
 }
 
-/// An input or an output of a graph.
 pub fn find<'a>(
     part: &Read,
     values: &'a [ValueInfoProto],
     kind: &'static str,
     tensor: &str,
-) -> Result<&'a ValueInfoProto, JoinError> {
+) -> Result<&'a ValueInfoProto> {
     values.iter().find(|value| value.name() == tensor).ok_or_else(|| JoinError::NoTensor {
         graph: part.name.clone(),
         kind,
         tensor: tensor.to_owned(),
-        has: values.iter().map(ValueInfoProto::name).collect::<Vec<_>>().join(", "),
+        has: names(values),
     })
 }
 
 /// The links of these wires and of equal names, and the states between graphs: wires back to an earlier graph. A wire to an
 /// input of its own graph becomes a state of the graph.
-pub fn resolved(parts: &mut [Read], wires: &[Wire]) -> Result<(Vec<Link>, Vec<StatePair>), JoinError> {
+pub fn resolved(parts: &mut [Read], wires: &[Wire]) -> Result<(Vec<Link>, Vec<StatePair>)> {
     let (mut links, mut states): (Vec<Link>, Vec<StatePair>) = (Vec::new(), Vec::new());
     let mut taken: Vec<End> = Vec::new();
     for wire in wires {
@@ -94,20 +88,18 @@ pub fn resolved(parts: &mut [Read], wires: &[Wire]) -> Result<(Vec<Link>, Vec<St
         } else if is_output && from.graph == to.graph {
             parts[to.graph].pairs.push(StatePair { input: to.tensor, output: from.tensor });
         } else if is_output {
-            states.push(StatePair { input: wire.to.clone(), output: wire.from.clone() });
+            states.push(StatePair::new(&wire.to, &wire.from));
         } else {
             return Err(JoinError::BackFromInput { from: wire.from.clone(), to: wire.to.clone() });
         }
     }
     for graph in 1..parts.len() {
-        let equal = of_equal_names(parts, graph, &taken)?;
-        links.extend(equal);
+        links.extend(of_equal_names(parts, graph, &taken)?);
     }
     Ok((links, states))
 }
 
-/// The inputs of a graph that take an output of the same name.
-fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Link>, JoinError> {
+fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let part = &parts[graph];
     for input in required_inputs(&part.graph).map(ValueInfoProto::name) {
@@ -115,34 +107,23 @@ fn of_equal_names(parts: &[Read], graph: usize, taken: &[End]) -> Result<Vec<Lin
         if part.is_state(input) || taken.contains(&to) {
             continue;
         }
-        let gives = |source: &&Read| {
+        let gives = |source: &Read| {
             let has = source.graph.output.iter().any(|output| output.name() == input);
             has && source.pairs.iter().all(|pair| pair.output != input)
         };
-        let sources: Vec<&Read> = parts[..graph].iter().filter(gives).collect();
+        let sources: Vec<usize> = (0..graph).filter(|&index| gives(&parts[index])).collect();
         match sources.as_slice() {
             [] => {}
-            [source] => {
-                let from = parts.iter().position(|part| part.name == source.name).unwrap_or_default();
-                links.push(Link { from: End { graph: from, tensor: input.to_owned() }, to, is_made: true });
-            }
+            &[graph] => links.push(Link { from: End { graph, tensor: input.to_owned() }, to, is_made: true }),
             _ => {
-                let sources: Vec<String> = sources.iter().map(|part| format!("{}.{input}", part.name)).collect();
-                let input = format!("{}.{input}", part.name);
-                return Err(JoinError::ManySources { input, sources: sources.join(", ") });
+                let sources: Vec<String> = sources.iter().map(|&index| parts[index].full(input)).collect();
+                return Err(JoinError::ManySources { input: part.full(input), sources: sources.join(", ") });
             }
         }
     }
     Ok(links)
 }
 
-/// Refuses a wire between tensors whose types or dims differ.
-pub fn check(parts: &[Read], link: &Link) -> Result<(), JoinError> {
-    let (source, target) = (link.source(parts)?, link.target(parts)?);
-    if target.accepts(source) { Ok(()) } else { Err(link.disagree(parts, &difference(source, target))?) }
-}
-
-/// How the two ends of a wire differ.
 pub fn difference(source: &ValueInfoProto, target: &ValueInfoProto) -> String {
     let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
     if source.elem() != target.elem() {
@@ -151,11 +132,8 @@ pub fn difference(source: &ValueInfoProto, target: &ValueInfoProto) -> String {
     if given.len() != taken.len() {
         return format!("one has {}, and the other {}", dimensions(given.len()), dimensions(taken.len()));
     }
-    let known = |dim: &Dim| if let Dim::Known(length) = dim { Some(*length) } else { None };
-    let lengths = given.iter().zip(&taken).map(|(given, taken)| known(given).zip(known(taken)));
-    let differs =
-        |(axis, lengths): (usize, Option<(i64, i64)>)| lengths.filter(|(a, b)| a != b).map(|found| (axis, found));
-    match lengths.enumerate().find_map(differs) {
+    let mut lengths = given.iter().zip(&taken).enumerate();
+    match lengths.find(|(_, (given, taken))| !given.agrees(taken)) {
         Some((axis, (given, taken))) => format!("axis {axis} has {given} elements, and {taken} are expected"),
         None => "type and dims must agree".to_owned(),
     }
@@ -166,19 +144,18 @@ fn dimensions(count: usize) -> String {
 }
 
 impl Link {
-    pub fn source<'a>(&self, parts: &'a [Read]) -> Result<&'a ValueInfoProto, JoinError> {
+    pub fn source<'a>(&self, parts: &'a [Read]) -> Result<&'a ValueInfoProto> {
         let part = &parts[self.from.graph];
         let values = if self.is_made { &part.graph.output } else { &part.graph.input };
         find(part, values, "output", &self.from.tensor)
     }
 
-    pub fn target<'a>(&self, parts: &'a [Read]) -> Result<&'a ValueInfoProto, JoinError> {
+    pub fn target<'a>(&self, parts: &'a [Read]) -> Result<&'a ValueInfoProto> {
         let part = &parts[self.to.graph];
         find(part, &part.graph.input, "input", &self.to.tensor)
     }
 
-    /// The error that its two ends don't fit, and why.
-    pub fn disagree(&self, parts: &[Read], why: &str) -> Result<JoinError, JoinError> {
+    pub fn disagree(&self, parts: &[Read], why: &str) -> Result<JoinError> {
         let of = |value: &ValueInfoProto| {
             let dims = value.dims().map_or_else(|| "any dims".to_owned(), |dims| bracketed(&dims));
             format!("{} {dims}", type_name(value.elem()))

@@ -3,11 +3,11 @@
 //! The types of [`schema`] are generated from ONNX's own schema and hold every field of it, so that what is not
 //! understood survives. Weights in files of their own (`external_data`) are not read here.
 
-#![expect(missing_docs, reason = "most names say it")]
-
-#[allow(missing_docs, clippy::all, rustdoc::all)]
-#[rustfmt::skip]
-pub mod schema;
+/// Made of `proto/onnx.proto` by `build.rs`.
+#[allow(clippy::all, rustdoc::all)]
+pub mod schema {
+    include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
+}
 pub(crate) mod operators;
 
 use std::fmt;
@@ -19,22 +19,39 @@ use prost::Message;
 use operators::{ShapeRule, StepsRule};
 pub use schema::tensor_proto::DataType;
 use schema::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
+    TensorShapeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
 };
 
 /// The name of the domain of ONNX's own operators, where it is written out.
 const ONNX_DOMAIN: &str = "ai.onnx";
-/// The domain of ONNX Runtime's own operators.
 const MICROSOFT_DOMAIN: &str = "com.microsoft";
 
-/// A dimension in a model's signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
     Known(i64),
     /// A symbol, such as `batch`.
     Symbol(String),
     Open,
+}
+
+impl Dim {
+    pub fn known(&self) -> Option<i64> {
+        if let Self::Known(length) = self { Some(*length) } else { None }
+    }
+
+    /// Whether both may be one length. An exporter may name the same dimension differently, so only numbers count.
+    pub fn agrees(&self, other: &Self) -> bool {
+        !matches!((self, other), (Self::Known(a), Self::Known(b)) if a != b)
+    }
+
+    pub fn symbol(self) -> Option<String> {
+        if let Self::Symbol(name) = self { Some(name) } else { None }
+    }
+
+    pub fn is_known(&self) -> bool {
+        matches!(self, Self::Known(_))
+    }
 }
 
 impl fmt::Display for Dim {
@@ -51,16 +68,18 @@ pub fn is_float(elem: i32) -> bool {
     [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
 }
 
+pub fn names<'a>(values: impl IntoIterator<Item = &'a ValueInfoProto>) -> String {
+    values.into_iter().map(ValueInfoProto::name).collect::<Vec<_>>().join(", ")
+}
+
 pub fn bracketed(dims: &[Dim]) -> String {
     format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Not protobuf, or not this message.
     #[error("it is no ONNX model: {0}")]
     Malformed(#[from] prost::DecodeError),
-    /// Some other protobuf message.
     #[error("it is no ONNX model: it has no graph")]
     NoGraph,
 }
@@ -120,12 +139,10 @@ pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
     names.find(|name| !name.is_empty())
 }
 
-/// The version of ONNX's own operators that a model uses.
 pub fn opset(model: &ModelProto) -> i64 {
     opset_of(&model.opset_import)
 }
 
-/// The version of ONNX's own operators in a list of versions.
 pub fn opset_of(sets: &[OperatorSetIdProto]) -> i64 {
     let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
     // Without an entry, ONNX means version 1.
@@ -152,6 +169,14 @@ impl NodeProto {
         self.with(name, AttributeType::Tensor, AttributeProto { t: Some(value), ..AttributeProto::default() })
     }
 
+    pub fn with_text(self, name: &str, value: &str) -> Self {
+        self.with(name, AttributeType::String, AttributeProto { s: Some(value.into()), ..AttributeProto::default() })
+    }
+
+    pub fn with_graph(self, name: &str, value: GraphProto) -> Self {
+        self.with(name, AttributeType::Graph, AttributeProto { g: Some(value), ..AttributeProto::default() })
+    }
+
     pub fn with_ints(self, name: &str, values: &[i64]) -> Self {
         self.with(name, AttributeType::Ints, AttributeProto { ints: values.to_vec(), ..AttributeProto::default() })
     }
@@ -161,7 +186,6 @@ impl NodeProto {
         self
     }
 
-    /// Replaces an attribute, or adds it.
     pub fn set(&mut self, attribute: AttributeProto) {
         // ONNX allows each attribute once.
         self.remove(attribute.name.clone().as_deref().unwrap_or_default());
@@ -192,38 +216,29 @@ impl NodeProto {
         self.attribute(name).and_then(|attribute| attribute.g.as_ref())
     }
 
-    /// The graphs inside the node: bodies and branches.
     pub fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
         self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
     }
 
-    /// The same, to change them.
     pub fn graphs_mut(&mut self) -> impl Iterator<Item = &mut GraphProto> {
         self.attribute.iter_mut().flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs))
     }
 
-    /// An input that is there.
     pub fn input_at(&self, index: usize) -> Option<&str> {
         self.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// An output that is there.
     pub fn output_at(&self, index: usize) -> Option<&str> {
         self.output.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
     /// Sets an input. If the list is too short, the inputs before it are left out.
     pub fn set_input(&mut self, index: usize, name: &str) {
-        let length = self.input.len().max(index + 1);
-        self.input.resize(length, String::new());
-        name.clone_into(&mut self.input[index]);
+        set(&mut self.input, index, name);
     }
 
-    /// Sets an output. If the list is too short, the outputs before it are left out.
     pub fn set_output(&mut self, index: usize, name: &str) {
-        let length = self.output.len().max(index + 1);
-        self.output.resize(length, String::new());
-        name.clone_into(&mut self.output[index]);
+        set(&mut self.output, index, name);
     }
 
     /// The operator's name. It is empty for an operator of an unknown domain.
@@ -231,12 +246,10 @@ impl NodeProto {
         known_operator(self.domain(), self.op_type())
     }
 
-    /// How the shapes of its outputs follow from its inputs.
     pub(crate) fn shape_rule(&self) -> ShapeRule {
         operators::find(self.op()).map_or(ShapeRule::Open, |operator| operator.shape)
     }
 
-    /// How the steps go through it.
     pub(crate) fn steps_rule(&self) -> StepsRule {
         operators::find(self.op()).map_or(StepsRule::Unknown, |operator| operator.steps)
     }
@@ -259,10 +272,21 @@ impl NodeProto {
         }
     }
 
+    pub fn described(&self) -> String {
+        format!("{} '{}'", self.operator(), self.label())
+    }
+
     /// The node's name, or the name of its first output if it has none.
     pub fn label(&self) -> &str {
+        // Exporters may leave nodes without names, but an output that something reads has one.
         if self.name().is_empty() { self.output.first().map_or("", String::as_str) } else { self.name() }
     }
+}
+
+fn set(names: &mut Vec<String>, index: usize, name: &str) {
+    // ONNX leaves out an optional tensor before the last one by an empty name.
+    names.resize(names.len().max(index + 1), String::new());
+    name.clone_into(&mut names[index]);
 }
 
 impl ValueInfoProto {
@@ -288,6 +312,10 @@ impl ValueInfoProto {
         self.r#type = Some(TypeProto { denotation: None, value: Some(type_proto::Value::TensorType(tensor)) });
     }
 
+    pub fn set_dims(&mut self, dims: &[Dim]) {
+        self.set_tensor(self.elem(), dims);
+    }
+
     /// The data type of a tensor; 0 for anything else.
     pub fn elem(&self) -> i32 {
         self.as_tensor().map_or(0, type_proto::Tensor::elem_type)
@@ -307,10 +335,8 @@ impl ValueInfoProto {
 
     /// Whether its type and dims let it take what `other` gives.
     pub fn accepts(&self, other: &Self) -> bool {
-        // An exporter may name the same dimension differently at both ends, so only numbers count.
-        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
         let dims_agree = match (self.dims(), other.dims()) {
-            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.agrees(b)),
             _ => true,
         };
         self.elem() == other.elem() && dims_agree
@@ -324,7 +350,18 @@ impl ValueInfoProto {
     }
 }
 
-/// Whether a tensor's content is in a file of its own.
+impl ModelProto {
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata_props.iter().find(|entry| entry.key() == key).map(StringStringEntryProto::value)
+    }
+
+    pub(crate) fn set_metadata(&mut self, key: &str, value: Option<String>) {
+        self.metadata_props.retain(|entry| entry.key() != key);
+        let entry = |value| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+        self.metadata_props.extend(value.map(entry));
+    }
+}
+
 pub fn is_external(tensor: &TensorProto) -> bool {
     tensor.data_location() == schema::tensor_proto::DataLocation::External
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::place::{Layout, Place};
-use super::refusal::{Refusal, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::refusal::{Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{FAR_OVER_SHORT, Tracker};
 use crate::infer::tensor::{Tensor, axis_of};
 use crate::infer::{Shapes, is_passed_on, scan_counts, scan_list, source, turns};
@@ -12,19 +12,14 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 pub const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i can run in steps; export the model so";
 
-/// What a loop carries from turn to turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
-    /// The same in each turn.
     Invariant,
-    /// Counts turns, from 0 by 1 if `exact`.
+    /// Counts turns from 0 by 1 if `exact`; else counts otherwise, or says whether the loop goes on.
     Counter {
         exact: bool,
     },
-    /// Collects a tensor for each turn.
     Sequence,
-    /// Whether the loop goes on.
-    Condition,
     State,
 }
 
@@ -35,14 +30,12 @@ impl Carried {
             Self::Invariant => outside,
             Self::Counter { exact } => Place::Counter { exact },
             Self::Sequence => Place::Sequence { stride },
-            Self::Condition => Place::Counter { exact: false },
             Self::State => Place::Last,
         }
     }
 }
 
-/// What a carried value is.
-pub fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
+pub fn kind<'a>(body: &'a GraphProto, carried: usize, start: &Tensor) -> Carried {
     let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else {
         return Carried::State;
     };
@@ -59,35 +52,25 @@ pub fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
     let elem = if start.elem == 0 { input.elem() } else { start.elem };
     // tf2onnx carries the condition as a value of its own, too.
     if elem == DataType::Bool as i32 && source(body, carried + 1) == source(body, 0) {
-        return Carried::Condition;
+        return Carried::Counter { exact: false };
     }
     let is_integer = elem == DataType::Int32 as i32 || elem == DataType::Int64 as i32;
     let makes = |node: &&NodeProto| node.output.first().map(String::as_str) == Some(output.name());
-    match body.node.iter().find(makes) {
-        Some(node) if is_integer && node.op() == "Add" && node.input.iter().any(|name| name == input.name()) => {
-            let other = node.input.iter().find(|name| *name != input.name());
-            let step = other.and_then(|name| constant(body, name));
-            match step {
-                Some(step) => Carried::Counter { exact: step == 1.0 && start.scalar() == Some(0.0) },
-                None => Carried::State,
-            }
-        }
-        _ => Carried::State,
+    let adds =
+        |node: &&NodeProto| is_integer && node.op() == "Add" && node.input.iter().any(|name| name == input.name());
+    let other = |node: &'a NodeProto| node.input.iter().find(|name| *name != input.name());
+    // A constant of the body is known without what the body gets.
+    let constant = |name: &String| Shapes::infer(body, 1, HashMap::new(), None).get(name).scalar();
+    match body.node.iter().find(makes).filter(adds).and_then(other).and_then(constant) {
+        Some(step) => Carried::Counter { exact: step == 1.0 && start.scalar() == Some(0.0) },
+        None => Carried::State,
     }
 }
 
-/// A constant scalar of a body.
-pub fn constant(body: &GraphProto, name: &str) -> Option<f64> {
-    let shapes = Shapes::infer(body, 1, HashMap::new(), None);
-    shapes.get(name).scalar()
-}
-
-/// The layouts of the places with steps.
 pub fn layouts(places: &[Place]) -> Vec<Layout> {
-    places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect()
+    places.iter().filter_map(Place::layout).collect()
 }
 
-/// The place of what a loop gives if no steps go in.
 pub fn without_steps(places: &[Place]) -> Place {
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
         Place::Counter { exact: false }
@@ -98,19 +81,18 @@ pub fn without_steps(places: &[Place]) -> Place {
     }
 }
 
-/// The place of the last value that a `Loop` carries.
 pub fn loop_output(
     node: &NodeProto,
     body: &GraphProto,
     inner: &Tracker,
     carried: usize,
     (kind, outside, starts_sized): (Carried, Place, bool),
-) -> Result<Place, Refusal> {
+) -> Result<Place> {
     let (input, output) = (body.input[carried + 2].name(), body.output[carried + 1].name());
     match kind {
         Carried::Invariant => return Ok(outside),
         // After the last turn, it only says how many steps the request has.
-        Carried::Counter { .. } | Carried::Condition => return Ok(Place::Certain),
+        Carried::Counter { .. } => return Ok(Place::Certain),
         Carried::Sequence => {
             let collected = inner.place(output);
             check_entry(node, collected, &[inner.place(input)])?;
@@ -134,7 +116,7 @@ pub fn loop_output(
     }
 }
 
-pub fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), Refusal> {
+pub fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<()> {
     match place {
         Place::Counter { .. } => {
             Err(refuse(node, "computes with the number of the step, which starts again in each request", LOOP_HELP))
@@ -147,7 +129,7 @@ pub fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<
 impl Tracker<'_> {
     /// Refuses a loop that doesn't turn once for each step. `recurrence` is the loop's index if it has a state: it is noted
     /// as a recurrence unless it is known to turn another number of times.
-    pub fn check_turns(&mut self, node: &NodeProto, len: i64, recurrence: Option<usize>) -> Result<(), Refusal> {
+    pub fn check_turns(&mut self, node: &NodeProto, len: i64, recurrence: Option<usize>) -> Result<()> {
         let of = |shapes: &Shapes| {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
             turns(shapes, node, &inputs, self.opset)
@@ -170,8 +152,7 @@ impl Tracker<'_> {
         }
     }
 
-    /// The place of an input in a `Scan`'s body.
-    pub fn scan_input(&self, node: &NodeProto, input: usize) -> Result<Place, Refusal> {
+    pub fn scan_input(&self, node: &NodeProto, input: usize) -> Result<Place> {
         let (name, place) = (&node.input[input], self.place(&node.input[input]));
         let (states, scanned) = scan_counts(node);
         if input < states {
@@ -197,7 +178,7 @@ impl Tracker<'_> {
 }
 
 /// Follows what a loop's body computes with the number of the step.
-pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place> {
     let op = node.op();
     match places {
         [Place::At(layout), Place::Counter { exact: true }]
@@ -223,8 +204,7 @@ pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     }
 }
 
-/// Sequences with a tensor for each step.
-pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place> {
     match (node.op(), places) {
         ("SequenceInsert", [sequence @ Place::Sequence { .. }, Place::Last, ..]) if node.input_at(2).is_none() => {
             Ok(*sequence)

@@ -3,13 +3,13 @@
 
 use super::moves::along;
 use super::place::{Layout, Place};
-use super::refusal::{ATTENTION, NORMALIZES, Refusal, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::refusal::{ATTENTION, NORMALIZES, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{Tracker, first};
 use crate::infer::tensor::axis_of;
 use crate::onnx::element_count;
 use crate::onnx::schema::NodeProto;
 
-pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let (left, right) = (tracker.rank(node, 0)?, tracker.rank(node, 1)?);
     let sums = || refuse(node, "sums over time", ATTENTION);
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
@@ -23,20 +23,17 @@ pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     let rank = left.max(right);
     match (places[0], places[1]) {
         (Place::At(a), Place::Free) if a.axis + 1 == left || left == 1 => Err(sums()),
-        (Place::At(a), Place::Free) => {
-            let moved = a.on(a.axis + rank - left);
-            let axis = if a.axis + 2 == left { None } else { (moved.axis + right).checked_sub(rank) };
-            if tracker.is_steady(&node.input[1], axis) {
-                Ok(moved)
-            } else {
-                Err(refuse(node, "multiplies each step with its own matrix", ATTENTION))
-            }
-        }
         (Place::Free, Place::At(b)) if right == 1 || b.axis + 2 == right => Err(sums()),
-        (Place::Free, Place::At(b)) => {
-            let moved = b.on(b.axis + rank - right);
-            let axis = if b.axis + 1 == right { None } else { (moved.axis + left).checked_sub(rank) };
-            if tracker.is_steady(&node.input[0], axis) {
+        (Place::At(steps), Place::Free) | (Place::Free, Place::At(steps)) => {
+            // The axis of the steps is one of the product's own, or one that the other factor may have as well.
+            let (own, other, own_axis, factor) = if places[0] == Place::Free {
+                (right, left, steps.axis + 1 == right, &node.input[0])
+            } else {
+                (left, right, steps.axis + 2 == left, &node.input[1])
+            };
+            let moved = steps.on(steps.axis + rank - own);
+            let axis = if own_axis { None } else { (moved.axis + other).checked_sub(rank) };
+            if tracker.is_steady(factor, axis) {
                 Ok(moved)
             } else {
                 Err(refuse(node, "multiplies each step with its own matrix", ATTENTION))
@@ -52,7 +49,7 @@ pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     }
 }
 
-pub fn gemm(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn gemm(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let row = usize::from(node.int("transA").unwrap_or(0) != 0);
     if layout.axis != row {
@@ -69,7 +66,7 @@ pub fn gemm(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Lay
     Ok(layout.on(0))
 }
 
-pub fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let equation = node.text("equation").unwrap_or_default().replace(' ', "");
     let (Some((terms, out)), false) = (equation.split_once("->"), equation.contains("...")) else {
         return Err(refuse(node, format!("has an equation that isn't followed ('{equation}')"), ATTENTION));
@@ -96,7 +93,7 @@ pub fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     if others { Err(refuse(node, "multiplies each step with its own matrix", ATTENTION)) } else { Ok(layout) }
 }
 
-pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     if node.int("training_mode").unwrap_or(0) != 0 {
         return Err(refuse(node, NORMALIZES, "export the model for inference").always_mixing());
@@ -108,7 +105,7 @@ pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout,
     Ok(layout)
 }
 
-pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     // One scale for all steps is the same in each request; a scale along another axis, too.
     let is_one = tracker.dims(&node.input[1]).is_some_and(|dims| element_count(dims) == 1);
@@ -120,7 +117,7 @@ pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
     }
 }
 
-pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     // Before opset 13, Softmax takes all axes from this one on together.
     let flattens = tracker.opset < 13;
@@ -132,7 +129,7 @@ pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     Ok(layout)
 }
 
-pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis >= axis {
@@ -141,8 +138,7 @@ pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]
     Ok(layout)
 }
 
-/// A normalization over these axes.
-pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[i64]) -> Result<Layout, Refusal> {
+pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[i64]) -> Result<Layout> {
     let layout = first(node, places)?;
     let rank = tracker.rank(node, 0)?;
     if axes.iter().any(|&axis| axis_of(axis, rank).is_ok_and(|axis| axis == layout.axis)) {
@@ -151,18 +147,14 @@ pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[
     Ok(layout)
 }
 
-pub fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
-    let axis = tracker.tensor(&node.input[1]).scalar().map(|axis| axis as i64);
-    let help = "write the running sum as a Scan with a state, or take it in the client";
+pub fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
+    let (why, help) = ("sums up along time", "write the running sum as a Scan with a state, or take it in the client");
+    let axis = tracker.tensor(&node.input[1]).scalar().ok_or_else(|| refuse(node, why, help))?;
     // The general help speaks of later steps, which a running sum does not need.
-    let sums = |refusal: Refusal| Refusal { help: help.to_owned(), ..refusal };
-    axis.map_or_else(
-        || Err(refuse(node, "sums up along time", help)),
-        |axis| along(tracker, node, places, axis, "sums up along time").map_err(sums),
-    )
+    along(tracker, node, places, axis as i64, why).map_err(|refusal| Refusal { help: help.to_owned(), ..refusal })
 }
 
-pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Option<&[i64]>) -> Result<Layout, Refusal> {
+pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Option<&[i64]>) -> Result<Layout> {
     let layout = first(node, places)?;
     let rank = tracker.rank(node, 0)?;
     if axes.is_none() && node.input_at(1).is_some() {
@@ -184,7 +176,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
 }
 
 /// An operator that mixes all axes after the second.
-pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout, Refusal> {
+pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout> {
     let layout = first(node, places)?;
     let is_group = node.op() == "GroupNormalization";
     if layout.axis >= 2 || layout.axis == 1 && is_group {

@@ -5,32 +5,29 @@
 //! hold, is refused. Nothing is guessed.
 
 mod carried;
+mod layers;
 mod mixing;
 mod moves;
 mod place;
-mod recurrent;
 mod refusal;
 mod rules;
 mod tracker;
-mod windows;
 
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, required_inputs};
 use crate::infer::tensor::{Tensor, axis_of};
 use crate::infer::{Shapes, body_inputs, branch, scan_body_inputs, scan_counts, scan_list};
-use crate::onnx::Dim;
 use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
 pub use place::{Cut, Found, Layout, Place, common_divisor};
-pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, UNKNOWN_SHAPE, refuse};
+pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, Result, UNKNOWN_SHAPE, refuse};
 use refusal::{ONE_LENGTH, WHOLE_INPUT};
 pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
 
 impl<'a> Tracker<'a> {
-    /// Follows the steps to the outputs.
     pub fn run(&mut self) -> Result<(), Refusals> {
         let mut reached = None;
         for (index, node) in self.graph.node.iter().enumerate() {
@@ -79,7 +76,7 @@ impl<'a> Tracker<'a> {
     }
 
     /// Refuses an output of the graph that isn't the steps alone, or that has no steps and depends on how many there are.
-    pub fn check_outputs(&self) -> Result<(), Refusal> {
+    pub fn check_outputs(&self) -> Result<()> {
         for name in self.graph.output.iter().map(ValueInfoProto::name) {
             let why = match self.place(name) {
                 Place::At(layout) if layout.is_padded() => "has padding beside its steps",
@@ -94,15 +91,12 @@ impl<'a> Tracker<'a> {
         };
         let producer = self.producers.get(value.name()).map(|&index| self.graph.node[index].clone());
         let node = producer.unwrap_or_else(|| NodeProto::make("output", value.name(), &[], &[]));
-        Err(refuse(
-            &node,
-            format!("gives '{}', which depends on the length of the whole input", value.name()),
-            WHOLE_INPUT,
-        ))
+        let why = format!("gives '{}', which depends on the length of the whole input", value.name());
+        Err(refuse(&node, why, WHOLE_INPUT))
     }
 
     /// Refuses outputs with an axis beside the steps whose length depends on how many steps there are.
-    fn check_dims(&self, node: &NodeProto, places: Vec<Place>) -> Result<Vec<Place>, Refusal> {
+    fn check_dims(&self, node: &NodeProto, places: Vec<Place>) -> Result<Vec<Place>> {
         for (name, place) in node.output.iter().zip(&places) {
             let axis_of_steps = match place {
                 Place::At(layout) => Some(layout.axis),
@@ -134,7 +128,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    fn node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+    fn node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let certain = |name: &String| self.certain.get(name).cloned();
         if let Some(refusal) = node.graphs().flat_map(captured).find_map(|name| certain(&name)) {
             return Err(refusal);
@@ -154,11 +148,8 @@ impl<'a> Tracker<'a> {
             && is_loop
             && (node.input.iter().any(reads) || node.graphs().flat_map(captured).any(|name| reads(&name)))
         {
-            return Err(refuse(
-                node,
-                "has the rows in its body, where they aren't followed",
-                "export the model with an open batch",
-            ));
+            let why = "has the rows in its body, where they aren't followed";
+            return Err(refuse(node, why, "export the model with an open batch"));
         }
         match rule {
             StepsRule::Loop => return self.loop_node(index, node),
@@ -177,38 +168,30 @@ impl<'a> Tracker<'a> {
         rules::apply(self, index, node, &places)
     }
 
-    /// Refuses a node whose shapes fit together for one length only.
-    fn check_shapes(&self, node: &NodeProto) -> Result<(), Refusal> {
+    fn check_shapes(&self, node: &NodeProto) -> Result<()> {
         let output = node.output.first().map_or("", String::as_str);
         let of = |shapes: &Shapes| shapes.conflicts.iter().find(|(name, _)| name == output).map(|(_, why)| why.clone());
-        match of(self.short).or_else(|| of(self.long)) {
-            Some(why) => {
-                // The steps of another input may have another name.
-                let is_open = |input: &&ValueInfoProto| {
-                    let dims = input.dims().unwrap_or_default();
-                    self.place(input.name()) == Place::Free && dims.iter().any(|dim| !matches!(dim, Dim::Known(_)))
-                };
-                let open: Vec<&str> = required_inputs(self.graph).filter(is_open).map(ValueInfoProto::name).collect();
-                let (help, hint) = if open.is_empty() {
-                    ("export the model with a dynamic time axis".to_owned(), None)
-                } else {
-                    let help =
-                        format!("if {} has steps, too, name the axes of all inputs that have them", open.join(" or "));
-                    (help, Some(Hint::Time))
-                };
-                let refusal = refuse(node, format!("{ONE_LENGTH} ({why})"), &help);
-                Err(Refusal { hint, ..refusal })
-            }
-            None => Ok(()),
+        let Some(why) = of(self.short).or_else(|| of(self.long)) else { return Ok(()) };
+        // The steps of another input may have another name.
+        let is_open = |input: &&ValueInfoProto| {
+            let dims = input.dims().unwrap_or_default();
+            self.place(input.name()) == Place::Free && dims.iter().any(|dim| !dim.is_known())
+        };
+        let open: Vec<&str> = required_inputs(self.graph).filter(is_open).map(ValueInfoProto::name).collect();
+        let why = format!("{ONE_LENGTH} ({why})");
+        if open.is_empty() {
+            return Err(refuse(node, why, "export the model with a dynamic time axis"));
         }
+        let help = format!("if {} has steps, too, name the axes of all inputs that have them", open.join(" or "));
+        Err(refuse(node, why, &help).with_hint(Hint::Time))
     }
 
     /// Follows the steps through a body or a branch. The first node in the way stands for all.
-    fn run_inner(&mut self) -> Result<(), Refusal> {
+    fn run_inner(&mut self) -> Result<()> {
         self.run().map_err(|refused| *refused.first)
     }
 
-    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
         let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
@@ -238,8 +221,8 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
-        let (short, long, far) = (of(self.short), of(self.long), of(self.far));
-        let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
+        let starts = of(self.short).into_iter().enumerate();
+        let kinds: Vec<Carried> = starts.map(|(carried, start)| kind(body, carried, &start)).collect();
         self.check_turns(node, steps.len, kinds.contains(&Carried::State).then_some(index))?;
         let mut inner: HashMap<String, Place> = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let name = |input: usize| body.input.get(input).map(|input| input.name().to_owned()).unwrap_or_default();
@@ -248,10 +231,10 @@ impl<'a> Tracker<'a> {
         for (carried, kind) in kinds.iter().enumerate() {
             inner.insert(name(carried + 2), kind.place(of_carried[carried], steps.stride));
         }
-        let inferred = |shapes: &Shapes, carried: &[Tensor]| {
-            Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
+        let inferred = |shapes: &Shapes| {
+            Shapes::infer(body, self.opset, body_inputs(body, None, &of(shapes), false), Some(shapes))
         };
-        let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
+        let [short, long, far] = [self.short, self.long, self.far].map(inferred);
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
         // One step of the body is not the last step of the request.
         tracker.in_body = true;
@@ -278,7 +261,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         // A malformed node must not be followed by counts that its body does not have.
         let scanned = node.int("num_scan_inputs").unwrap_or(0);
@@ -298,6 +281,7 @@ impl<'a> Tracker<'a> {
         if let Some(name) = outside.iter().find(|name| self.place(name) == Place::Last) {
             return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
         }
+        // Before opset 9, a Scan has an axis of the batch and lengths, which are not followed.
         if self.opset < 9 {
             return Err(refuse(node, "is of an opset before 9", "convert the model to a newer opset"));
         }
@@ -322,7 +306,7 @@ impl<'a> Tracker<'a> {
             let (inputs, _) = scan_body_inputs(shapes, node, body);
             Shapes::infer(body, self.opset, inputs, Some(shapes))
         };
-        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
+        let [short, long, far] = [self.short, self.long, self.far].map(inferred);
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
         tracker.in_body = true;
         tracker.sized = self.sized_inside(&outside);
@@ -346,7 +330,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
         let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
         if places.iter().all(|&place| place == Place::Free) {
@@ -370,14 +354,11 @@ impl<'a> Tracker<'a> {
             None => self.sized.contains(&node.input[0]),
         };
         if !std::ptr::eq(graph, other) || is_other_far {
-            return Err(refuse(
-                node,
-                "takes a branch that depends on the length of the input",
-                "export the model without the condition",
-            ));
+            let why = "takes a branch that depends on the length of the input";
+            return Err(refuse(node, why, "export the model without the condition"));
         }
         let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
-        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
+        let [short, long, far] = [self.short, self.long, self.far].map(inferred);
         let captured = captured(graph);
         let places = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
@@ -392,24 +373,26 @@ impl<'a> Tracker<'a> {
         if !tracker.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
         }
-        self.found.quantized.extend(tracker.found.quantized.iter().cloned());
-        self.found.add_multiple(tracker.found.multiple);
+        self.take_over(&tracker);
         let sized = graph.output.iter().zip(&node.output).filter(|(value, _)| tracker.sized.contains(value.name()));
         self.sized.extend(sized.map(|(_, output)| output.clone()));
         Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
     }
 
     /// Takes over what was found in a body. A body must have no cuts, because its nodes run once a step.
-    fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<(), Refusal> {
+    fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<()> {
         if !inner.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence over the steps inside its body", LOOP_HELP));
         }
-        self.found.quantized.extend(inner.found.quantized.iter().cloned());
-        self.found.add_multiple(inner.found.multiple);
+        self.take_over(inner);
         Ok(())
     }
 
-    /// The tensors from outside a body that depend on how many steps there are.
+    fn take_over(&mut self, inner: &Tracker) {
+        self.found.quantized.extend(inner.found.quantized.iter().cloned());
+        self.found.add_multiple(inner.found.multiple);
+    }
+
     fn sized_inside(&self, captured: &[String]) -> HashSet<String> {
         captured.iter().filter(|name| self.sized.contains(*name)).cloned().collect()
     }
@@ -417,7 +400,7 @@ impl<'a> Tracker<'a> {
 
 /// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
 /// first 100.
-pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
+pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<()> {
     for node in &graph.node {
         for name in node.named_outputs() {
             let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };

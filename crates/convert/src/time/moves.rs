@@ -1,38 +1,32 @@
 //! Operators that move, join or take elements.
 
 use super::place::{Cut, Layout, Place};
-use super::refusal::{ATTENTION, ONE_STEP, Refusal, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::refusal::{ATTENTION, ONE_STEP, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::shaping::{Taken, permutation, slices};
 use crate::infer::tensor::axis_of;
 use crate::onnx::schema::NodeProto;
 
-pub fn transpose(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn transpose(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let order = permutation(node, tracker.rank(node, 0)?);
     let axis = order.iter().position(|&axis| axis == layout.axis);
     axis.map(|axis| layout.on(axis)).ok_or_else(|| refuse(node, "has no such axis", UNKNOWN_SHAPE))
 }
 
-pub fn reshape(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn reshape(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
         return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
     };
-    layout.reshaped(from, to).ok_or_else(|| {
-        refuse(
-            node,
-            format!("cuts the time axis into parts ({from:?} to {to:?})"),
-            "blocks of steps can't run step by step",
-        )
-    })
+    let why = || format!("cuts the time axis into parts ({from:?} to {to:?})");
+    layout.reshaped(from, to).ok_or_else(|| refuse(node, why(), "blocks of steps can't run step by step"))
 }
 
-pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?).unwrap_or_default();
-    let layouts: Vec<Layout> =
-        places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect();
+    let layouts: Vec<Layout> = places.iter().filter_map(Place::layout).collect();
     let layout = layouts[0];
     // Along time, only padding may be joined; along other axes, what is the same for each step.
     if axis == layout.axis {
@@ -43,24 +37,15 @@ pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     }
     for (name, &place) in node.input.iter().zip(places) {
         if place == Place::Last || place == Place::Free && !tracker.is_steady(name, Some(layout.axis)) {
-            return Err(refuse(
-                node,
-                format!("joins each step with '{name}', which isn't the same for each"),
-                WHOLE_INPUT,
-            ));
+            let why = format!("joins each step with '{name}', which isn't the same for each");
+            return Err(refuse(node, why, WHOLE_INPUT));
         }
     }
     Ok(layout)
 }
 
 /// Joins a tensor in front of the steps. It is padding, which a state replaces.
-fn prefix(
-    tracker: &mut Tracker,
-    index: usize,
-    node: &NodeProto,
-    places: &[Place],
-    axis: usize,
-) -> Result<Layout, Refusal> {
+fn prefix(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place], axis: usize) -> Result<Layout> {
     match places {
         [Place::Free, Place::At(layout)]
             if layout.is_clean() && !layout.is_padded() && tracker.is_steady(&node.input[0], None) =>
@@ -75,13 +60,7 @@ fn prefix(
     }
 }
 
-pub fn split(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
-    let axis = node.int("axis").unwrap_or(0);
-    along(tracker, node, places, axis, "takes the time axis apart, as an unrolled loop does")
-}
-
-/// An operator that mixes along one axis.
-pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, why: &str) -> Result<Layout, Refusal> {
+pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, why: &str) -> Result<Layout> {
     let layout = first(node, places)?;
     match axis_of(axis, tracker.rank(node, 0)?) {
         Ok(axis) if axis != layout.axis => Ok(layout),
@@ -90,7 +69,7 @@ pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, w
 }
 
 /// `ReverseSequence`: turns each entry of one axis around along another, by a length of its own.
-pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let rank = tracker.rank(node, 0)?;
     let of = |name: &str, default: i64| axis_of(node.int(name).unwrap_or(default), rank).ok();
     let (entries, turned) = (of("batch_axis", 1), of("time_axis", 0));
@@ -104,7 +83,7 @@ pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
     }
 }
 
-pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place> {
     let layout = first(node, places)?;
     let of = |shapes: &Shapes| {
         let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
@@ -166,12 +145,11 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     Ok(Place::Certain)
 }
 
-/// Refuses the result of a node that takes certain steps.
 pub fn certain(node: &NodeProto) -> Refusal {
     refuse(node, "takes certain steps out of the whole input, which later requests don't have", ONE_STEP)
 }
 
-pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place> {
     let rank = tracker.rank(node, 0)?;
     let axis = axis_of(node.int("axis").unwrap_or(0), rank).unwrap_or_default();
     match places[..2] {
@@ -205,7 +183,7 @@ pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<P
     }
 }
 
-pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
         return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
@@ -220,7 +198,7 @@ pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
 }
 
 /// Elements of each step, at places along another axis.
-pub fn elements(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn elements(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?);
     match places {
         [Place::At(layout), others @ ..]
@@ -232,14 +210,14 @@ pub fn elements(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
     }
 }
 
-pub fn one_hot(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn one_hot(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)? + 1);
     Ok(if axis.is_ok_and(|axis| axis <= layout.axis) { layout.on(layout.axis + 1) } else { layout })
 }
 
 /// A `Resize` or `Upsample` of other axes. The axis with the steps keeps its length, whatever it is.
-pub fn resize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn resize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
     let keeps = |shapes: &Shapes| {
         let length = |name: &str| shapes.dims(name).and_then(|dims| dims.get(layout.axis).copied());
@@ -255,7 +233,7 @@ pub fn resize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
 }
 
 /// A `ScatterND` whose indices don't reach the axis of the steps.
-pub fn scatter(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn scatter(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let refused = || refuse(node, "puts tensors at certain places among the steps", WHOLE_INPUT);
     let &[Place::At(data), Place::Free, Place::At(updates)] = places else { return Err(refused()) };
     let indices = tracker.dims(&node.input[1]).filter(|_| tracker.is_steady(&node.input[1], None));

@@ -6,24 +6,31 @@ use crate::infer::scan_counts;
 use crate::onnx::element_count;
 use crate::onnx::schema::GraphProto;
 
-/// How a tensor depends on the steps of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// It holds no steps. It may still depend on how many there are.
     Free,
-    /// It has an entry for each step.
     At(Layout),
     /// It has one entry, of the last step or, inside a loop's body, of the step that runs.
     Last,
     /// It has the entry of a certain step, such as the first. Only its shape may be used.
     Certain,
     /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
-    Counter { exact: bool },
+    Counter {
+        exact: bool,
+    },
     /// A sequence with a tensor for each step. `stride` is that of the steps.
-    Sequence { stride: i64 },
+    Sequence {
+        stride: i64,
+    },
 }
 
-/// Where the steps are in a tensor.
+impl Place {
+    pub fn layout(&self) -> Option<Layout> {
+        if let Self::At(layout) = self { Some(*layout) } else { None }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub axis: usize,
@@ -41,7 +48,6 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// An axis of steps alone.
     pub const fn clean(axis: usize, len: i64) -> Self {
         Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0, stride: 1 }
     }
@@ -51,7 +57,6 @@ impl Layout {
         Self { stride: self.stride, ..Self::clean(axis, self.len) }
     }
 
-    /// The same at another axis.
     pub const fn on(self, axis: usize) -> Self {
         Self { axis, ..self }
     }
@@ -93,23 +98,40 @@ impl Layout {
 /// A place where a state carries from request to request what one run kept inside.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cut {
-    /// An `LSTM`, a `GRU`, an `RNN` or a similar layer.
-    Recurrent { node: usize },
-    /// The states of a `Scan`.
-    Scan { node: usize },
+    Recurrent {
+        node: usize,
+    },
+    Scan {
+        node: usize,
+    },
     /// Carried values of a `Loop`, counted from 0.
-    Loop { node: usize, carried: Vec<usize> },
+    Loop {
+        node: usize,
+        carried: Vec<usize>,
+    },
     /// Padding in front of the steps. In its place, the next run gets the last `frames` steps of the node's first input. A
     /// `Pad` also leaves out the last `cropped` steps.
-    Frames { node: usize, axis: usize, frames: i64, cropped: i64, fill: f64 },
+    Frames {
+        node: usize,
+        axis: usize,
+        frames: i64,
+        cropped: i64,
+        fill: f64,
+    },
     /// A tensor joined in front of the steps: input `input` of a `Concat`.
-    Prefix { node: usize, input: usize, axis: usize, frames: i64 },
+    Prefix {
+        node: usize,
+        input: usize,
+        axis: usize,
+        frames: i64,
+    },
     /// A `Slice` that removes what padding added behind the last step.
-    Crop { node: usize },
+    Crop {
+        node: usize,
+    },
 }
 
 impl Cut {
-    /// The node that it changes.
     pub const fn node(&self) -> usize {
         match *self {
             Self::Recurrent { node }
@@ -132,11 +154,9 @@ impl Cut {
     }
 }
 
-/// What was found in a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     pub cuts: Vec<Cut>,
-    /// Where each tensor carries the steps.
     pub places: HashMap<String, Place>,
     /// The length of a request must be a multiple of this.
     pub multiple: i64,
@@ -146,20 +166,17 @@ pub struct Found {
     pub reached: usize,
     /// Nodes that pass a state from step to step, also refused ones, unless they start at a state that the model has already.
     pub recurrences: Vec<usize>,
-    /// A layer starts at a state that the model already has.
     pub goes_on: bool,
     /// The first node in the way. All that is found after it rests on guesses.
     pub stopped_at: Option<usize>,
 }
 
 impl Found {
-    /// The length of a request must be a multiple of this, too.
     pub fn add_multiple(&mut self, steps: i64) {
         self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
     }
 }
 
-/// The largest number that divides both.
 pub const fn common_divisor(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }

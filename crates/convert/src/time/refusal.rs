@@ -1,20 +1,17 @@
 //! Why a graph can't run in steps.
 
-#![expect(missing_docs, reason = "most names say it")]
-
 use std::fmt;
 
 use crate::onnx::schema::NodeProto;
 
-/// A node in the way, and what would help.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operator} '{node}' {why}; {help}")]
 pub struct Refusal {
     /// The node's name, or its first output's.
     pub node: String,
     pub operator: String,
     pub why: String,
     pub help: String,
-    /// What the caller could say that would help.
     pub hint: Option<Hint>,
     /// Whether it always combines steps. A reduction may not: many only check a mask.
     pub mixes: bool,
@@ -23,36 +20,29 @@ pub struct Refusal {
 /// What a caller could say about the model. Each caller has its own names for this: options, or parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Which axes of the inputs have the steps.
     Time,
-    /// Which inputs and outputs are states.
     States,
-    /// Which axes of the inputs are the batch.
     Batch,
-    /// That the batch is opened.
     OpenBatch,
-    /// That the states start at zero.
     StartAtZero,
 }
 
-/// The reason if the shapes of a node fit one number of steps only.
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
-
 pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
 
 pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
                          values, or with attention limited to the past";
-
 pub const CHECKER: &str = "check the model with ONNX's checker";
 
 pub const NORMALIZES: &str = "normalizes over time";
-
 /// The help for a node that takes certain steps, such as those of an unrolled loop.
 pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
                             model wants one answer, take the last step; to delay the steps, pad in front first, and then \
                             cut off the last ones";
 
 pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
+
+pub type Result<T, E = Refusal> = std::result::Result<T, E>;
 
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
     Refusal::of(&node.operator(), node.label(), why, help)
@@ -65,12 +55,10 @@ impl Refusal {
         Self { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
     }
 
-    /// Adds what the caller could say to prevent the refusal.
     pub fn with_hint(self, hint: Hint) -> Self {
         Self { hint: Some(hint), ..self }
     }
 
-    /// Marks a node that always combines steps.
     pub fn always_mixing(self) -> Self {
         Self { mixes: true, ..self }
     }
@@ -81,7 +69,6 @@ impl Refusal {
     }
 }
 
-/// The nodes in the way, in the order of the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusals {
     /// The node that the steps reach first.
@@ -90,7 +77,7 @@ pub struct Refusals {
     pub others: Vec<Refusal>,
 }
 
-/// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
+// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
 const MOST_LISTED: usize = 8;
 
 impl Refusals {
@@ -107,13 +94,6 @@ impl Refusals {
 impl From<Refusal> for Refusals {
     fn from(first: Refusal) -> Self {
         Self { first: Box::new(first), others: Vec::new() }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, operator, why, help, .. } = self;
-        write!(f, "{operator} '{node}' {why}; {help}")
     }
 }
 

@@ -1,15 +1,15 @@
 //! What each operator does to steps.
 
 use super::place::{Layout, Place};
-use super::refusal::{ATTENTION, CHECKER, Hint, NORMALIZES, Refusal, WHOLE_INPUT, refuse};
+use super::refusal::{ATTENTION, CHECKER, Hint, NORMALIZES, Refusal, Result, WHOLE_INPUT, refuse};
 use super::tracker::Tracker;
-use super::{carried, mixing, moves, recurrent, windows};
+use super::{carried, layers, mixing, moves};
 use crate::infer::tensor::list;
 use crate::onnx::operators::{self, StepsRule};
 use crate::onnx::schema::NodeProto;
 
 /// The places of a node's outputs. At least one of its inputs depends on steps.
-pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
+pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>> {
     let rule = node.steps_rule();
     let fewest = operators::find(node.op()).map_or(1, |operator| operator.least_inputs);
     if node.input.len() < fewest || node.output.is_empty() {
@@ -37,7 +37,10 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         StepsRule::Transpose => moves::transpose(tracker, node, places),
         StepsRule::Reshape => moves::reshape(tracker, node, places),
         StepsRule::Concat => moves::concat(tracker, index, node, places),
-        StepsRule::Split => moves::split(tracker, node, places),
+        StepsRule::Split => {
+            let why = "takes the time axis apart, as an unrolled loop does";
+            moves::along(tracker, node, places, node.int("axis").unwrap_or(0), why)
+        }
         StepsRule::Slice => return moves::slice(tracker, index, node, places).map(|place| vec![place]),
         StepsRule::Gather => return moves::gather(tracker, node, places).map(|place| vec![place]),
         StepsRule::ScatterND => moves::scatter(tracker, node, places),
@@ -79,13 +82,13 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         }
         StepsRule::GlobalPool => mixing::global(node, places, "reduces over time"),
         StepsRule::GlobalNormalization => mixing::global(node, places, NORMALIZES),
-        StepsRule::Window => windows::window(tracker, index, node, places),
+        StepsRule::Window => layers::window(tracker, index, node, places),
         StepsRule::QLinearConv => {
-            operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places))
+            operands(node, places).and_then(|(node, places)| layers::window(tracker, index, &node, &places))
         }
-        StepsRule::ConvTranspose => windows::transposed(tracker, index, node, places),
-        StepsRule::Pad => windows::pad(tracker, index, node, places),
-        StepsRule::Recurrent => return recurrent::recurrent(tracker, index, node, places),
+        StepsRule::ConvTranspose => layers::transposed(tracker, index, node, places),
+        StepsRule::Pad => layers::pad(tracker, index, node, places),
+        StepsRule::Recurrent => return layers::recurrent(tracker, index, node, places),
         StepsRule::Attention => return Err(refuse(node, "attends over the whole input", ATTENTION)),
         StepsRule::Loop
         | StepsRule::Scan
@@ -99,22 +102,15 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     Ok(vec![Place::At(layout?); node.output.len()])
 }
 
-/// The refusal of an operator that isn't known.
 pub fn unknown(node: &NodeProto) -> Refusal {
     // Also com.microsoft.nchwc and the like, which its optimizations make.
     let is_of_onnx_runtime = node.domain().starts_with("com.microsoft");
-    match node.op_type() {
-        op if (is_of_onnx_runtime || !node.op().is_empty()) && op.ends_with("Attention") => {
-            return refuse(node, "attends over the whole input", ATTENTION);
-        }
-        "AttnLSTM" if is_of_onnx_runtime => {
-            return refuse(
-                node,
-                "keeps the attention of its last step to itself, which no output gives",
-                "export the attention and the LSTM as nodes of their own",
-            );
-        }
-        _ => {}
+    if (is_of_onnx_runtime || !node.op().is_empty()) && node.op_type().ends_with("Attention") {
+        return refuse(node, "attends over the whole input", ATTENTION);
+    }
+    if is_of_onnx_runtime && node.op_type() == "AttnLSTM" {
+        let why = "keeps the attention of its last step to itself, which no output gives";
+        return refuse(node, why, "export the attention and the LSTM as nodes of their own");
     }
     let help = match node.domain() {
         _ if is_of_onnx_runtime && node.op_type().starts_with("QLinear") => {
@@ -132,7 +128,7 @@ pub fn unknown(node: &NodeProto) -> Refusal {
 }
 
 /// A quantized node without its scales: its two operands, and the zero point of the first.
-fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]), Refusal> {
+fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3])> {
     let &[a, _, zero, b, ..] = places else {
         return Err(refuse(node, "has too few inputs or outputs", CHECKER));
     };
@@ -143,8 +139,7 @@ fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]
     Ok((NodeProto { input, ..node.clone() }, [a, b, zero]))
 }
 
-/// Inputs that broadcast to one shape.
-fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let ranks =
         (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });
     // Shapes broadcast from the last axis, so places are compared from there.
@@ -166,34 +161,23 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
     }
     let Some(layout) = joined else { return Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)) };
     for ((name, &place), own) in node.input.iter().zip(places).zip(&ranks) {
-        match place {
-            Place::Last => {
-                return Err(refuse(
-                    node,
-                    format!("combines each step with '{name}', which only the last one has"),
-                    WHOLE_INPUT,
-                ));
-            }
-            Place::Free if !name.is_empty() => {
-                let axis = (layout.axis + own).checked_sub(rank);
-                if !tracker.is_steady(name, axis) {
-                    let meets_steps =
-                        axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
-                    if !meets_steps {
-                        return Err(refuse(
-                            node,
-                            format!("takes '{name}', which depends on the length of the whole input"),
-                            WHOLE_INPUT,
-                        ));
-                    }
-                    let help = "positions and masks over the whole input can't run in steps; if it is an input that \
-                                has the steps too, name its axis";
-                    let refusal = refuse(node, format!("takes '{name}', which has its own value for each step"), help);
-                    return Err(refusal.with_hint(Hint::Time));
-                }
-            }
-            _ => {}
+        if place == Place::Last {
+            let why = format!("combines each step with '{name}', which only the last one has");
+            return Err(refuse(node, why, WHOLE_INPUT));
         }
+        let axis = (layout.axis + own).checked_sub(rank);
+        if place != Place::Free || name.is_empty() || tracker.is_steady(name, axis) {
+            continue;
+        }
+        let meets_steps = axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
+        if !meets_steps {
+            let why = format!("takes '{name}', which depends on the length of the whole input");
+            return Err(refuse(node, why, WHOLE_INPUT));
+        }
+        let help = "positions and masks over the whole input can't run in steps; if it is an input that has the steps too, name \
+                    its axis";
+        let why = format!("takes '{name}', which has its own value for each step");
+        return Err(refuse(node, why, help).with_hint(Hint::Time));
     }
     Ok(layout)
 }

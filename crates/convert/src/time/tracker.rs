@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use super::place::{Found, Layout, Place};
-use super::refusal::{Refusal, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::refusal::{Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use crate::graph::{captured, inputs_of, producers};
 use crate::infer::Shapes;
 use crate::infer::shaping::permutation;
@@ -15,12 +15,10 @@ use crate::onnx::schema::{GraphProto, NodeProto};
 
 /// The second length, which tells the steps from fixed axes.
 pub const LONG_OVER_SHORT: i64 = 2;
-
-/// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of 256 times 48
-/// elements are still followed.
+// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of 256 times 48
+// elements are still followed.
 pub const FAR_OVER_SHORT: i64 = 256;
 
-/// Follows the steps through a graph and the graphs inside it.
 pub struct Tracker<'a> {
     pub graph: &'a GraphProto,
     pub opset: i64,
@@ -42,7 +40,6 @@ pub struct Tracker<'a> {
     /// It follows the body of a loop, where the last step means that of the turn.
     pub in_body: bool,
     pub found: Found,
-    /// Nodes in the way, in the order of the graph.
     pub refused: Vec<Refusal>,
 }
 
@@ -85,11 +82,10 @@ impl<'a> Tracker<'a> {
         self.short.dims(name)
     }
 
-    pub fn rank(&self, node: &NodeProto, index: usize) -> Result<usize, Refusal> {
+    pub fn rank(&self, node: &NodeProto, index: usize) -> Result<usize> {
         let name = node.input_at(index).unwrap_or_default();
-        self.dims(name)
-            .map(<[i64]>::len)
-            .ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
+        let unknown = || refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE);
+        self.dims(name).map(<[i64]>::len).ok_or_else(unknown)
     }
 
     /// Whether a tensor without steps has the same entry for each step, however many there are. `axis` is the axis that meets
@@ -98,19 +94,15 @@ impl<'a> Tracker<'a> {
         let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
         // An axis of 1 has one entry for all steps.
         let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
-        match axis {
-            None => !self.sized.contains(name),
-            Some(axis) => {
-                let key = (name.to_owned(), axis);
-                // Graphs with very many paths to one tensor would be walked through again for each path.
-                let known = self.uniform.borrow().get(&key).copied();
-                known.unwrap_or_else(|| {
-                    let is_uniform = self.is_uniform(name, axis);
-                    self.uniform.borrow_mut().insert(key, is_uniform);
-                    is_uniform
-                })
-            }
-        }
+        let Some(axis) = axis else { return !self.sized.contains(name) };
+        let key = (name.to_owned(), axis);
+        // Graphs with very many paths to one tensor would be walked through again for each path.
+        let known = self.uniform.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let is_uniform = self.is_uniform(name, axis);
+            self.uniform.borrow_mut().insert(key, is_uniform);
+            is_uniform
+        })
     }
 
     /// Whether a tensor has the same entries all along an axis, whatever its length.
@@ -186,23 +178,15 @@ impl<'a> Tracker<'a> {
     }
 
     /// Refuses a node if one of these tensors depends on how many steps there are.
-    pub fn check_not_sized(
-        &self,
-        node: &NodeProto,
-        names: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<(), Refusal> {
-        match names.into_iter().find(|name| self.sized.contains(name.as_ref())) {
-            Some(name) => {
-                let why = format!("takes '{}', which depends on the length of the whole input", name.as_ref());
-                Err(refuse(node, why, WHOLE_INPUT))
-            }
-            None => Ok(()),
-        }
+    pub fn check_not_sized(&self, node: &NodeProto, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
+        let Some(name) = names.into_iter().find(|name| self.sized.contains(name.as_ref())) else { return Ok(()) };
+        let why = format!("takes '{}', which depends on the length of the whole input", name.as_ref());
+        Err(refuse(node, why, WHOLE_INPUT))
     }
 }
 
 /// The layout of the first input; the others must not depend on steps.
-pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout> {
     match places {
         [Place::At(layout), others @ ..] if others.iter().all(|&place| place == Place::Free) => Ok(*layout),
         _ => Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)),

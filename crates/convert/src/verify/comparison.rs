@@ -3,50 +3,45 @@
 use serde::Serialize;
 
 use super::given::{Given, row_axis, row_axis_of, varies};
-use super::host::{Difference, Host, Random};
-use super::models::{Graph, MOST_ELEMENTS, Runs, VerifyError};
+use super::host::{Difference, Feed, Host, Random};
+use super::models::{Graph, MOST_ELEMENTS, Result, Runs, VerifyError};
 use crate::graph::InputAxis;
 use crate::onnx::{DataType, Dim, element_count, is_float};
-use crate::report::{Report, Role, StartsAt};
+use crate::report::{Report, Role, StartsAt, StepInput};
 
 /// How far answers may be from the original's, as a part of its largest answer.
 const TOLERANCE: f64 = 1e-4;
-
 /// The same where a scale of quantization depends on the length of a request.
 const QUANTIZED_TOLERANCE: f64 = 0.1;
-
 /// A difference that may be rounding, however small the answers are: a sum of numbers around 1 rounds its last four bits.
 const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
-
 /// The same two limits where an output or a state is FLOAT16, which has 11 significant bits.
 const HALF_TOLERANCE: f64 = 1e-2;
-
 const HALF_ROUNDING: f64 = 2e-3;
-
 /// How many times as far BFLOAT16 rounds, which has 8 significant bits.
 const BRAIN_OVER_HALF: f64 = 8.0;
-
 /// How far large integers may be from the original's, because a number between two integers may be rounded to either. Small
 /// ones, such as classes, must be equal.
 const NEXT_INTEGER: f64 = 1.0;
-
-/// Steps of a comparison, before strides. At least as many as the fewest that shapes are computed for, so that a limit below
-/// those shows here. A multiple of 3, 4 and 5 but not of 7, so that some chunks leave a remainder.
+// Steps of a comparison, before strides. At least as many as the fewest that shapes are computed for, so that a limit below
+// those shows here. A multiple of 3, 4 and 5 but not of 7, so that some chunks leave a remainder.
 const STEPS: i64 = 60;
-
 pub const ROWS_TOGETHER: &str = "rows together and alone";
 
-/// How one comparison went.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
-    /// What was compared, as in `chunks of 2`.
     pub what: String,
-    /// The output with the largest difference.
     pub output: String,
     /// The largest difference between two elements; 0 if they are equal bit by bit.
     pub largest: f64,
-    /// The step of the largest difference.
     pub step: Option<i64>,
+}
+
+impl Compared {
+    /// The one with the larger difference.
+    pub fn worse(self, other: Self) -> Self {
+        if other.largest > self.largest { other } else { self }
+    }
 }
 
 pub struct Comparison<'a> {
@@ -67,14 +62,10 @@ impl Comparison<'_> {
         })
     }
 
-    /// The steps that the original is fixed to.
     pub fn fixed_steps(&self) -> Option<i64> {
         self.report.time.iter().find_map(|seed| {
             let input = self.report.inputs.iter().find(|input| input.name == seed.input)?;
-            match input.dims.get(seed.axis)? {
-                Dim::Known(length) => Some(*length),
-                _ => None,
-            }
+            input.dims.get(seed.axis)?.known()
         })
     }
 
@@ -82,12 +73,14 @@ impl Comparison<'_> {
         self.report.inputs.iter().any(|input| input.role == Role::Lengths)
     }
 
-    pub fn output_names(&self) -> Vec<String> {
-        self.report.outputs.iter().map(|output| output.name.clone()).collect()
+    /// The names of the outputs, and then those of the states' next values if asked.
+    pub fn output_names(&self, with_states: bool) -> Vec<String> {
+        let states = self.report.states.iter().filter(|_| with_states).map(|state| &state.pair.output);
+        self.report.outputs.iter().map(|output| &output.name).chain(states).cloned().collect()
     }
 
-    pub fn random_inputs(&self, steps: i64, rows: i64) -> Vec<(String, Host)> {
-        self.inputs(0, (steps, rows), &mut Random::new(7))
+    pub fn ends(&self) -> impl Iterator<Item = String> {
+        self.report.states.iter().map(|state| state.pair.input.clone())
     }
 
     /// The shape of an input or a state for so many steps and rows.
@@ -105,7 +98,7 @@ impl Comparison<'_> {
     }
 
     /// Refuses inputs and states that no memory holds.
-    pub fn check_sizes(&self, sizes: (i64, i64)) -> Result<(), VerifyError> {
+    pub fn check_sizes(&self, sizes: (i64, i64)) -> Result<()> {
         let inputs = self.report.inputs.iter().map(|input| (&input.name, &input.dims));
         let states = self.report.states.iter().map(|state| (&state.pair.input, &state.dims));
         for (name, dims) in inputs.chain(states) {
@@ -118,69 +111,56 @@ impl Comparison<'_> {
     }
 
     /// `step` is that of recordings for a model of single steps.
-    pub fn inputs(&self, step: i64, (steps, rows): (i64, i64), random: &mut Random) -> Vec<(String, Host)> {
+    pub fn inputs(&self, step: i64, (steps, rows): (i64, i64), random: &mut Random) -> Vec<Feed> {
         let mut inputs = Vec::new();
-        for input in &self.report.inputs {
-            if let Some(recording) = self.given.recordings.iter().find(|recording| recording.input == input.name) {
-                inputs.push((input.name.clone(), recording.host(self.report, step)));
-                continue;
-            }
-            let dims = self.sizes(&input.name, &input.dims, (steps, rows));
-            if let Some((_, value)) = self.given.values.iter().find(|(name, _)| *name == input.name) {
-                inputs.push((input.name.clone(), Host::filled_with(input.elem, dims, *value)));
-                continue;
-            }
-            if input.role == Role::Lengths {
-                inputs.push((input.name.clone(), Host::lengths(input.elem, dims, steps, self.report.steps_multiple)));
-                continue;
-            }
-            inputs.push((input.name.clone(), Host::random(input.elem, dims, random)));
+        for StepInput { name, elem, dims, role } in &self.report.inputs {
+            let dims = self.sizes(name, dims, (steps, rows));
+            let recording = self.given.recordings.iter().find(|recording| recording.input == *name);
+            let value = self.given.values.iter().find(|(given, _)| given == name).map(|(_, value)| *value);
+            let host = match (recording, value) {
+                (Some(recording), _) => recording.host(self.report, step),
+                (None, Some(value)) => Host::filled_with(*elem, dims, value),
+                (None, None) if *role == Role::Lengths => Host::lengths(*elem, dims, steps, self.report.steps_multiple),
+                (None, None) => Host::random(*elem, dims, random),
+            };
+            inputs.push((name.clone(), host));
         }
         inputs
     }
 
     /// Runs the original over all steps at once, from the start of its own states.
-    pub fn whole(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Vec<Host>, VerifyError> {
+    pub fn whole(&mut self, inputs: &[Feed], total: i64) -> Result<Vec<Host>> {
         let mut feeds = self.part(inputs, 0, total);
         let states = self.first_states(&feeds)?;
-        feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(states));
+        feeds.extend(self.ends().zip(states));
         self.run_original(&feeds, false)
     }
 
     /// Runs the original. Its outputs come first, then its states if asked. A model of one row runs row by row.
-    pub fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
-        let mut names = self.output_names();
-        let mut axes = self.axes_of_outputs();
-        if with_states {
-            names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
-            axes.extend(self.axes_of_states());
-        }
+    pub fn run_original(&mut self, feeds: &[Feed], with_states: bool) -> Result<Vec<Host>> {
+        let names = self.output_names(with_states);
+        let axes = self.axes_of_outputs().into_iter().chain(self.axes_of_states());
         // The original of an opened batch takes one row in a run.
         if self.report.opened.is_empty() {
             return self.original.run(feeds, &names);
         }
         let mut rows: Vec<Vec<Host>> = vec![Vec::new(); names.len()];
         for row in 0..self.rows_of(feeds) {
-            let one = |(name, value): &(String, Host)| {
+            let one = |(name, value): &Feed| {
                 let axis = self.report.opened.iter().find(|opened| opened.input == *name).map(|opened| opened.axis);
-                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
+                (name.clone(), value.row(axis, row))
             };
             // Inputs that were not opened are the same for every row.
-            let feeds: Vec<(String, Host)> = feeds.iter().map(one).collect();
+            let feeds: Vec<Feed> = feeds.iter().map(one).collect();
             for (output, value) in self.original.run(&feeds, &names)?.into_iter().enumerate() {
                 rows[output].push(value);
             }
         }
-        let joined = |(rows, axis): (&Vec<Host>, &Option<usize>)| {
-            axis.map_or_else(|| rows[0].clone(), |axis| Host::joined(&rows.iter().collect::<Vec<_>>(), axis))
-        };
-        Ok(rows.iter().zip(&axes).map(joined).collect())
+        Ok(rows.iter().zip(axes).map(|(rows, axis)| Host::of_rows(rows, axis)).collect())
     }
 
-    /// Compares models of single steps, which have their states outside, step by step.
-    pub fn single_steps(&mut self, what: &str, steps: i64, rows: i64) -> Result<Compared, VerifyError> {
-        let mut names = self.output_names();
-        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+    pub fn single_steps(&mut self, what: &str, steps: i64, rows: i64) -> Result<Compared> {
+        let names = self.output_names(true);
         let mut worst: Option<Compared> = None;
         let mut states: Option<(Vec<Host>, Vec<Host>)> = None;
         let mut had_elements = vec![false; self.report.outputs.len()];
@@ -194,9 +174,8 @@ impl Comparison<'_> {
                     (first.clone(), first)
                 }
             };
-            let ends = || self.report.states.iter().map(|state| state.pair.input.clone());
-            let of_original: Vec<_> = inputs.iter().cloned().chain(ends().zip(before)).collect();
-            let of_converted: Vec<_> = inputs.iter().cloned().chain(ends().zip(after)).collect();
+            let of_original: Vec<_> = inputs.iter().cloned().chain(self.ends().zip(before)).collect();
+            let of_converted: Vec<_> = inputs.iter().cloned().chain(self.ends().zip(after)).collect();
             let mut expected = self.run_original(&of_original, true)?;
             let mut made = self.converted.run(&of_converted, &names)?;
             let count = self.report.outputs.len();
@@ -205,9 +184,7 @@ impl Comparison<'_> {
                 *had |= !output.bytes.is_empty();
             }
             let compared = self.compare(what.to_owned(), &expected, &[made])?;
-            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
-                worst = Some(compared);
-            }
+            worst = worst.into_iter().chain([compared]).reduce(Compared::worse);
         }
         // A state may be empty, such as a cache that the graph doesn't use.
         let is_end = |name: &String| self.report.states.iter().any(|state| state.pair.output == *name);
@@ -216,17 +193,12 @@ impl Comparison<'_> {
         if let (true, Some((output, _))) = (self.exact_integers, empty.next()) {
             return Err(VerifyError::Empty(output.name.clone()));
         }
-        Ok(worst.unwrap_or_else(|| Compared {
-            what: "no steps".to_owned(),
-            output: String::new(),
-            largest: 0.0,
-            step: None,
-        }))
+        let none = || Compared { what: "no steps".to_owned(), output: String::new(), largest: 0.0, step: None };
+        Ok(worst.unwrap_or_else(none))
     }
 
-    /// The inputs of some steps.
-    pub fn part(&self, inputs: &[(String, Host)], start: i64, count: i64) -> Vec<(String, Host)> {
-        let part = |(name, value): &(String, Host)| {
+    pub fn part(&self, inputs: &[Feed], start: i64, count: i64) -> Vec<Feed> {
+        let part = |(name, value): &Feed| {
             let role = self.report.inputs.iter().find(|input| input.name == *name).map(|input| input.role);
             let value = match role {
                 Some(Role::Steps { axis }) => value.part(axis, start, count),
@@ -238,15 +210,8 @@ impl Comparison<'_> {
         inputs.iter().map(part).collect()
     }
 
-    /// The outputs of the converted model for each chunk.
-    pub fn stepped(
-        &mut self,
-        inputs: &[(String, Host)],
-        total: i64,
-        chunk: i64,
-    ) -> Result<Vec<Vec<Host>>, VerifyError> {
-        let mut names = self.output_names();
-        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+    pub fn stepped(&mut self, inputs: &[Feed], total: i64, chunk: i64) -> Result<Vec<Vec<Host>>> {
+        let names = self.output_names(true);
         let mut outputs = Vec::new();
         let mut states: Option<Vec<Host>> = None;
         let mut start = 0;
@@ -257,7 +222,7 @@ impl Comparison<'_> {
                 Some(states) => states,
                 None => self.first_states(&feeds)?,
             };
-            feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(current));
+            feeds.extend(self.ends().zip(current));
             let mut made = self.converted.run(&feeds, &names)?;
             states = Some(made.split_off(self.report.outputs.len()));
             outputs.push(made);
@@ -266,20 +231,12 @@ impl Comparison<'_> {
         Ok(outputs)
     }
 
-    /// Where the states start, for these inputs.
-    pub fn first_states(&mut self, inputs: &[(String, Host)]) -> Result<Vec<Host>, VerifyError> {
+    pub fn first_states(&mut self, inputs: &[Feed]) -> Result<Vec<Host>> {
         let rows = self.rows_of(inputs);
-        let names: Vec<String> = self
-            .report
-            .states
-            .iter()
-            .filter(|state| state.starts_at == StartsAt::Model)
-            .map(|state| state.pair.input.clone())
-            .collect();
-        let mut made = match &mut self.starts {
-            Some(graph) => graph.run(inputs, &names)?.into_iter(),
-            None => Vec::new().into_iter(),
-        };
+        let of_model = self.report.states.iter().filter(|state| state.starts_at == StartsAt::Model);
+        let names: Vec<String> = of_model.map(|state| state.pair.input.clone()).collect();
+        let made = self.starts.as_mut().map(|graph| graph.run(inputs, &names)).transpose()?;
+        let mut made = made.into_iter().flatten();
         let mut states = Vec::new();
         for state in &self.report.states {
             let size = |dim: &Dim| match dim {
@@ -325,7 +282,7 @@ impl Comparison<'_> {
         }
     }
 
-    pub fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared, VerifyError> {
+    pub fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared> {
         let mut worst = Compared { what, output: String::new(), largest: 0.0, step: None };
         for (index, output) in self.report.outputs.iter().enumerate() {
             let parts: Vec<&Host> = stepped.iter().map(|outputs| &outputs[index]).collect();
@@ -336,10 +293,9 @@ impl Comparison<'_> {
             };
             let expected = &whole[index];
             if joined.dims != expected.dims {
-                return Err(VerifyError::Differs(format!(
-                    "in {}, output '{}' is {:?} and not {:?}",
-                    worst.what, output.name, joined.dims, expected.dims
-                )));
+                let (dims, name) = (joined.dims, &output.name);
+                let why = format!("in {}, output '{name}' is {dims:?} and not {:?}", worst.what, expected.dims);
+                return Err(VerifyError::Differs(why));
             }
             // NaN on both sides counts as equal, so two models that fail everywhere would seem to be alike.
             if !expected.bytes.is_empty() && !expected.numbers().iter().any(|number| number.is_finite()) {
@@ -368,9 +324,8 @@ impl Comparison<'_> {
         Ok(worst)
     }
 
-    /// The number of rows of these inputs.
-    pub fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
-        let length = |((_, value), axis): (&(String, Host), Option<usize>)| value.dims.get(axis?).copied();
+    pub fn rows_of(&self, inputs: &[Feed]) -> i64 {
+        let length = |((_, value), axis): (&Feed, Option<usize>)| value.dims.get(axis?).copied();
         inputs.iter().zip(self.axes_of_inputs()).find_map(length).unwrap_or(1)
     }
 

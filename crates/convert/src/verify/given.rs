@@ -3,27 +3,22 @@
 
 use std::time::Duration;
 
-use super::element::is_comparable;
-use super::host::Host;
-use super::models::VerifyError;
+use super::host::{Host, is_comparable};
+use super::models::{Result, VerifyError};
 use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 
-/// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
+// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
 const MOST_TIME: Duration = Duration::from_secs(30);
 
-/// What a comparison takes for inputs that can't be just anything.
 #[derive(Clone, Debug)]
 pub struct Given {
     /// Steps of a chunk beside 1, 2, 7 and all.
     pub chunk: Option<i64>,
-    /// The lengths of open axes, by input.
     pub lengths: Vec<(InputAxis, i64)>,
-    /// The value of each element of an input.
     pub values: Vec<(String, f64)>,
-    /// Whole inputs.
     pub recordings: Vec<Recording>,
     /// How long a run may take. With recordings, there is no limit.
     pub run_limit: Option<Duration>,
@@ -45,61 +40,59 @@ impl Default for Given {
 
 /// An array for an input, with all steps. For a model of single steps, which has no axis for them, they come first.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Recording {
     pub input: String,
-    pub elem: i32,
-    pub dims: Vec<i64>,
-    pub bytes: Vec<u8>,
+    pub values: Host,
 }
 
 impl Recording {
     /// What one run takes: all, or a step of a model of single steps.
     pub fn host(&self, report: &Report, step: i64) -> Host {
-        let all = Host { elem: self.elem, dims: self.dims.clone(), bytes: self.bytes.clone() };
         if !report.time.is_empty() {
-            return all;
+            return self.values.clone();
         }
-        let one = all.part(0, step, 1);
+        let one = self.values.part(0, step, 1);
         Host { dims: one.dims[1..].to_vec(), ..one }
     }
 
     fn steps(&self, report: &Report, input: &StepInput) -> Option<i64> {
-        match input.role {
-            _ if report.time.is_empty() => self.dims.first().copied(),
-            Role::Steps { axis } => self.dims.get(axis).copied(),
-            Role::Lengths | Role::Other => None,
-        }
+        self.values.dims.get(axis_of_steps(report, input)?).copied()
     }
 
-    /// The open dimension that isn't time.
-    fn axis_of_rows(&self, report: &Report, input: &StepInput) -> Option<usize> {
+    fn axis_of_rows(report: &Report, input: &StepInput) -> Option<usize> {
         Some(row_axis_of(report, input)? + usize::from(report.time.is_empty()))
     }
 
     fn rows(&self, report: &Report, input: &StepInput) -> Option<i64> {
-        self.dims.get(self.axis_of_rows(report, input)?).copied()
+        self.values.dims.get(Self::axis_of_rows(report, input)?).copied()
     }
 
-    fn check(&self, report: &Report, input: &StepInput) -> Result<(), VerifyError> {
-        let name = &self.input;
-        if self.elem != input.elem {
-            let (given, wanted) = (type_name(self.elem), type_name(input.elem));
+    fn check(&self, report: &Report, input: &StepInput) -> Result<()> {
+        let (name, Host { elem, dims, .. }) = (&self.input, &self.values);
+        if *elem != input.elem {
+            let (given, wanted) = (type_name(*elem), type_name(input.elem));
             return Err(VerifyError::Recording(format!("array '{name}' is {given}, and input '{name}' {wanted}")));
         }
         let in_front = report.time.is_empty().then(|| Dim::Symbol("steps".to_owned()));
         let wanted: Vec<Dim> = in_front.into_iter().chain(input.dims.iter().cloned()).collect();
         let fits = |(&given, wanted): (&i64, &Dim)| given > 0 && !matches!(wanted, Dim::Known(dim) if *dim != given);
-        if self.dims.len() != wanted.len() || !self.dims.iter().zip(&wanted).all(fits) {
+        if dims.len() != wanted.len() || !dims.iter().zip(&wanted).all(fits) {
             let wanted = bracketed(&wanted);
-            return Err(VerifyError::Recording(format!("array '{name}' is {:?}, and {wanted} is expected", self.dims)));
+            return Err(VerifyError::Recording(format!("array '{name}' is {dims:?}, and {wanted} is expected")));
         }
-        let all = Host { elem: self.elem, dims: self.dims.clone(), bytes: self.bytes.clone() };
-        if let Some(number) = all.numbers().into_iter().find(|number| !number.is_finite()) {
+        if let Some(number) = self.values.numbers().into_iter().find(|number| !number.is_finite()) {
             let why = format!("array '{name}' has {number}, and nothing can be compared with that");
             return Err(VerifyError::Recording(why));
         }
         Ok(())
+    }
+}
+
+fn axis_of_steps(report: &Report, input: &StepInput) -> Option<usize> {
+    match input.role {
+        _ if report.time.is_empty() => Some(0),
+        Role::Steps { axis } => Some(axis),
+        Role::Lengths | Role::Other => None,
     }
 }
 
@@ -111,36 +104,26 @@ pub fn as_two_rows(recordings: &[Recording], report: &Report, steps: i64) -> Opt
     let mut is_split = false;
     let mut split = |recording: &Recording| {
         let input = report.inputs.iter().find(|input| input.name == recording.input)?;
-        let axis_of_steps = match input.role {
-            _ if report.time.is_empty() => Some(0),
-            Role::Steps { axis } => Some(axis),
-            Role::Lengths | Role::Other => None,
-        };
-        let all = Host { elem: recording.elem, dims: recording.dims.clone(), bytes: recording.bytes.clone() };
-        let part = |start: i64| axis_of_steps.map_or_else(|| all.clone(), |axis| all.part(axis, start, half));
-        let host = match recording.axis_of_rows(report, input) {
+        let (axis, all) = (axis_of_steps(report, input), &recording.values);
+        let part = |start: i64| axis.map_or_else(|| all.clone(), |axis| all.part(axis, start, half));
+        let values = match Recording::axis_of_rows(report, input) {
             Some(rows) => {
-                is_split |= axis_of_steps.is_some();
+                is_split |= axis.is_some();
                 Host::joined(&[&part(0), &part(half)], rows)
             }
             None => part(0),
         };
-        Some(Recording { input: recording.input.clone(), elem: host.elem, dims: host.dims, bytes: host.bytes })
+        Some(Recording { input: recording.input.clone(), values })
     };
     let split: Option<Vec<Recording>> = if half > 0 { recordings.iter().map(&mut split).collect() } else { None };
     Some((split.filter(|_| is_split)?, half))
 }
 
-/// The numbers of steps and rows of the recordings.
-pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>, Option<i64>), VerifyError> {
+pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>, Option<i64>)> {
     let (mut steps, mut rows) = (None, None);
     for recording in recordings {
         let name = &recording.input;
-        let Some(input) = report.inputs.iter().find(|input| input.name == *name) else {
-            let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
-            let why = format!("the model has no input '{name}' for requests (it has {})", names.join(", "));
-            return Err(VerifyError::Recording(why));
-        };
+        let input = input_of(report, name).map_err(VerifyError::Recording)?;
         recording.check(report, input)?;
         // All recordings are cut into the same chunks.
         for (of_all, own, what) in
@@ -161,30 +144,27 @@ pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>
     Ok((steps, rows))
 }
 
-/// Refuses tensors that can't be compared.
-pub fn check_types(report: &Report) -> Result<(), VerifyError> {
+pub fn check_types(report: &Report) -> Result<()> {
     let inputs = report.inputs.iter().map(|input| (&input.name, input.elem));
     let outputs = report.outputs.iter().map(|output| (&output.name, output.elem));
     let states = report.states.iter().map(|state| (&state.pair.input, state.elem));
-    match inputs.chain(outputs).chain(states).find(|(_, elem)| !is_comparable(*elem)) {
-        Some((name, elem)) => Err(VerifyError::Type { name: name.clone(), elem: type_name(elem) }),
-        None => Ok(()),
-    }
+    let found = inputs.chain(outputs).chain(states).find(|(_, elem)| !is_comparable(*elem));
+    found.map_or(Ok(()), |(name, elem)| Err(VerifyError::Type { name: name.clone(), elem: type_name(elem) }))
 }
 
-/// Refuses values and lengths for what the model doesn't have.
-pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
-    let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
-    let input = |name: &str| {
-        let found = report.inputs.iter().find(|input| input.name == name);
-        let why = || format!("the model has no input '{name}' for requests (it has {})", names.join(", "));
-        found.ok_or_else(|| VerifyError::Given(why()))
-    };
-    if let Some(chunk) = given.chunk.filter(|chunk| chunk % report.steps_multiple != 0) {
-        let multiple = report.steps_multiple;
-        return Err(VerifyError::Given(format!(
-            "the model has a stride over time, so the steps of a request must be a multiple of {multiple}, and not {chunk}"
-        )));
+fn input_of<'a>(report: &'a Report, name: &str) -> Result<&'a StepInput, String> {
+    report.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+        let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
+        format!("the model has no input '{name}' for requests (it has {})", names.join(", "))
+    })
+}
+
+pub fn check_given(report: &Report, given: &Given) -> Result<()> {
+    let input = |name: &str| input_of(report, name).map_err(VerifyError::Given);
+    let multiple = report.steps_multiple;
+    if let Some(chunk) = given.chunk.filter(|chunk| chunk % multiple != 0) {
+        let why = "the model has a stride over time, so the steps of a request must be a multiple of";
+        return Err(VerifyError::Given(format!("{why} {multiple}, and not {chunk}")));
     }
     for (name, _) in &given.values {
         input(name)?;
@@ -195,10 +175,8 @@ pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
     for (InputAxis { input: name, axis }, length) in &given.lengths {
         let dims = &input(name)?.dims;
         if report.time.iter().any(|time| time.is(name, *axis)) {
-            let why = format!(
-                "axis {axis} of input '{name}' has the steps, and these are compared in chunks of several lengths"
-            );
-            return Err(VerifyError::Given(why));
+            let why = "has the steps, and these are compared in chunks of several lengths";
+            return Err(VerifyError::Given(format!("axis {axis} of input '{name}' {why}")));
         }
         match dims.get(*axis) {
             Some(Dim::Known(known)) if known != length => {
@@ -218,20 +196,19 @@ pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
 /// Whether a model of single steps has one open dimension, which its states have as well.
 pub fn has_batch(report: &Report) -> bool {
     let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
-    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
+    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !dim.is_known()).cloned().collect::<Vec<_>>();
     let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
     let Some(batch) = of_states.first().filter(|open| open.len() == 1) else { return false };
     of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
 }
 
-/// The axis of an input's rows.
 pub fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
     row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
 }
 
 /// The axis of the rows: the one that has the batch's name, else the first open one that isn't time.
 pub fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize> {
-    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
+    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !dim.is_known();
     let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
     let batch = batch_dim(report);
     open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())

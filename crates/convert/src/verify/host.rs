@@ -1,9 +1,10 @@
-//! Tensors in memory: random ones, parts of them, and their differences.
+//! Tensors in memory: random ones, parts of them, and their differences; and the types of elements that can be compared.
 
-use super::element::{Element, with_type};
-use crate::onnx::{element_count, is_float, type_bytes};
+use half::{bf16, f16};
+use ort::value::{IntoTensorElementType, PrimitiveTensorElementType, TensorElementType};
 
-/// A tensor.
+use crate::onnx::{DataType, element_count, is_float, type_bytes};
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub elem: i32,
@@ -11,7 +12,9 @@ pub struct Host {
     pub bytes: Vec<u8>,
 }
 
-/// How far two tensors are from each other.
+/// A tensor that a model takes, and its name.
+pub type Feed = (String, Host);
+
 pub struct Difference {
     pub largest: f64,
     /// Where: the number of the element.
@@ -20,7 +23,6 @@ pub struct Difference {
     pub scale: f64,
 }
 
-/// A small generator of numbers that look random and are the same in each run.
 pub struct Random(u64);
 
 impl Random {
@@ -28,13 +30,108 @@ impl Random {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// Between -1 and 1.
     pub fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
+}
+
+pub trait Element: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static {
+    fn of_number(number: f64) -> Self;
+    fn number(&self) -> f64;
+    fn of_bytes(bytes: &[u8]) -> Self;
+    fn bytes(&self) -> Vec<u8>;
+}
+
+macro_rules! element {
+    ($type:ty, $number:ident => $of_number:expr, $element:ident => $number_of:expr) => {
+        impl Element for $type {
+            fn of_number($number: f64) -> Self {
+                $of_number
+            }
+
+            fn number(&self) -> f64 {
+                let $element = *self;
+                $number_of
+            }
+
+            fn of_bytes(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(std::array::from_fn(|index| bytes.get(index).copied().unwrap_or_default()))
+            }
+
+            fn bytes(&self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+        }
+    };
+}
+
+macro_rules! primitives {
+    ($($type:ty),*) => { $(element!($type, number => number as $type, element => element as f64);)* };
+}
+
+primitives!(f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
+element!(f16, number => Self::from_f64(number), element => element.to_f64());
+element!(bf16, number => Self::from_f64(number), element => element.to_f64());
+
+impl Element for bool {
+    fn of_number(number: f64) -> Self {
+        number != 0.0
+    }
+
+    fn number(&self) -> f64 {
+        f64::from(*self)
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Self {
+        bytes.first().is_some_and(|&byte| byte != 0)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        vec![u8::from(*self)]
+    }
+}
+
+/// Runs an expression with the type of ONNX elements. `None` if such elements can't be compared.
+macro_rules! with_type {
+    ($elem:expr, $T:ident => $run:expr) => {{
+        use crate::onnx::DataType as Of;
+        macro_rules! run {
+            ($type:ty) => {{
+                type $T = $type;
+                Some($run)
+            }};
+        }
+        match Of::try_from($elem).unwrap_or(Of::Undefined) {
+            Of::Float => run!(f32),
+            Of::Double => run!(f64),
+            Of::Float16 => run!(half::f16),
+            Of::Bfloat16 => run!(half::bf16),
+            Of::Int8 => run!(i8),
+            Of::Int16 => run!(i16),
+            Of::Int32 => run!(i32),
+            Of::Int64 => run!(i64),
+            Of::Uint8 => run!(u8),
+            Of::Uint16 => run!(u16),
+            Of::Uint32 => run!(u32),
+            Of::Uint64 => run!(u64),
+            Of::Bool => run!(bool),
+            _ => None,
+        }
+    }};
+}
+pub(crate) use with_type;
+
+/// ONNX's number for a type of ONNX Runtime, if such elements can be compared.
+pub fn of_runtime(of_runtime: TensorElementType) -> Option<i32> {
+    let is = |elem: &i32| with_type!(*elem, T => T::into_tensor_element_type()) == Some(of_runtime);
+    (DataType::Float.into()..=DataType::Bfloat16.into()).find(is)
+}
+
+pub fn is_comparable(elem: i32) -> bool {
+    with_type!(elem, T => size_of::<T>()).is_some()
 }
 
 impl Host {
@@ -72,7 +169,6 @@ impl Host {
         Self::of(self.elem, self.dims.clone(), &lengths)
     }
 
-    /// A tensor of these numbers.
     pub fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
         let bytes = with_type!(elem, T => numbers.iter().flat_map(|&number| T::of_number(number).bytes()).collect());
         let bytes = bytes.unwrap_or_default();
@@ -83,7 +179,6 @@ impl Host {
         type_bytes(self.elem).max(1)
     }
 
-    /// Entries along an axis.
     pub fn part(&self, axis: usize, start: i64, count: i64) -> Self {
         let mut dims = self.dims.clone();
         let (length, inner) = (dims[axis] as usize, element_count(&dims[axis + 1..]) as usize * self.size());
@@ -94,7 +189,16 @@ impl Host {
         Self { elem: self.elem, dims, bytes }
     }
 
-    /// Tensors joined along an axis.
+    /// The entry of one row. A tensor without an axis for rows is the same for all.
+    pub fn row(&self, axis: Option<usize>, row: i64) -> Self {
+        axis.map_or_else(|| self.clone(), |axis| self.part(axis, row, 1))
+    }
+
+    pub fn of_rows<'a>(rows: impl IntoIterator<Item = &'a Self>, axis: Option<usize>) -> Self {
+        let rows: Vec<&Self> = rows.into_iter().collect();
+        axis.map_or_else(|| rows[0].clone(), |axis| Self::joined(&rows, axis))
+    }
+
     pub fn joined(parts: &[&Self], axis: usize) -> Self {
         let mut dims = parts[0].dims.clone();
         // A scalar has no axis to join along.
@@ -113,7 +217,6 @@ impl Host {
         Self { elem: parts[0].elem, dims, bytes }
     }
 
-    /// The index along an axis of an element.
     pub fn position(&self, element: usize, axis: usize) -> i64 {
         element as i64 / element_count(&self.dims[axis + 1..]) % self.dims[axis]
     }
@@ -121,12 +224,6 @@ impl Host {
     pub fn difference(&self, other: &Self) -> Difference {
         let (mine, theirs) = (self.numbers(), other.numbers());
         let mut found = Difference { largest: 0.0, at: None, scale: 0.0 };
-        // Equal bytes are equal numbers, NaN included.
-        if self.bytes == other.bytes {
-            found.scale =
-                mine.iter().filter(|value| value.is_finite()).fold(0.0, |scale, value| value.abs().max(scale));
-            return found;
-        }
         for (at, (a, b)) in mine.iter().zip(&theirs).enumerate() {
             if a.is_finite() {
                 found.scale = found.scale.max(a.abs());

@@ -6,8 +6,8 @@ use ort::environment::Environment;
 
 use super::comparison::{Compared, Comparison};
 use super::given::{Given, check_given, check_types, lengths};
-use super::host::Host;
-use super::models::{Graph, Opener, Runs, Source, VerifyError};
+use super::host::{Feed, Host};
+use super::models::{Graph, Opener, Result, Runs, Source, VerifyError};
 use super::search::{PlainSearch, failed};
 use crate::batch::is_batch_axis;
 use crate::graph::InputAxis;
@@ -15,10 +15,8 @@ use crate::join::{PIECES, Plan, PlannedContext};
 use crate::onnx::Dim;
 use crate::report::{Report, StepOutput};
 
-/// How much is compared.
 #[derive(Clone, Debug)]
 pub struct Amount {
-    /// Chunks, one after the other.
     pub chunks: i64,
     /// Rows of a chunk: a comparison for each number.
     pub rows: Vec<i64>,
@@ -42,10 +40,7 @@ const LENGTH: i64 = 16;
 /// The same, if an output has no element with that: a second of samples.
 const LONG: i64 = 16000;
 
-/// What is compared.
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JoinedModels<'a> {
-    /// The graphs, in their order.
     pub parts: Vec<Source<'a>>,
     pub joined: Source<'a>,
     pub amount: Amount,
@@ -59,7 +54,7 @@ pub fn verify_joined(
     plan: &Plan,
     report: &Report,
     given: &Given,
-) -> Result<Vec<Compared>, VerifyError> {
+) -> Result<Vec<Compared>> {
     let report = &with_states_as_outputs(report);
     check_types(report)?;
     check_given(report, given)?;
@@ -83,7 +78,7 @@ fn compare(
     report: &Report,
     given: &Given,
     amount: &Amount,
-) -> Result<Vec<Compared>, VerifyError> {
+) -> Result<Vec<Compared>> {
     let (steps, rows) = lengths(&given.recordings, report)?;
     let is_open = |dims: &[Dim]| (0..dims.len()).any(|axis| is_batch_axis(dims, axis));
     let has_batch = report.inputs.iter().any(|input| is_open(&input.dims));
@@ -106,12 +101,7 @@ fn compare(
     Ok(compared)
 }
 
-/// Prepends what a context has kept to its input, and keeps the end of the result.
-fn put_in_front(
-    context: &PlannedContext,
-    feeds: &mut [(String, Host)],
-    values: &mut HashMap<String, Host>,
-) -> Result<(), VerifyError> {
+fn put_in_front(context: &PlannedContext, feeds: &mut [Feed], values: &mut HashMap<String, Host>) -> Result<()> {
     let (axis, pair) = (context.axis, &context.pair);
     let input = feeds.iter_mut().find(|(input, _)| *input == context.input);
     let (Some((_, value)), Some(kept)) = (input, values.get(&pair.input)) else {
@@ -137,7 +127,7 @@ fn with_lengths(report: &Report, given: &Given, length: i64) -> (Given, bool) {
     for input in &report.inputs {
         for (axis, dim) in input.dims.iter().enumerate() {
             let is_given = given.lengths.iter().any(|(known, _)| known.is(&input.name, axis));
-            if !matches!(dim, Dim::Known(_)) && !is_batch_axis(&input.dims, axis) && !is_given {
+            if !dim.is_known() && !is_batch_axis(&input.dims, axis) && !is_given {
                 given.lengths.push((InputAxis { input: input.name.clone(), axis }, length));
             }
         }
@@ -161,16 +151,14 @@ fn with_states_as_outputs(report: &Report) -> Report {
     report
 }
 
-/// The graphs, which run one after the other.
 struct OneByOne<'a> {
     plan: &'a Plan,
-    /// Those outside the search.
     graphs: Vec<Graph>,
     search: Option<PlainSearch<'a>>,
 }
 
 impl<'a> OneByOne<'a> {
-    fn open(opener: &Opener, parts: &[Source], plan: &'a Plan) -> Result<Self, VerifyError> {
+    fn open(opener: &Opener, parts: &[Source], plan: &'a Plan) -> Result<Self> {
         let graphs = parts.iter().zip(plan.outside()).map(|(part, planned)| opener.part(*part, &planned.name));
         let graphs = graphs.collect::<Result<_, _>>()?;
         let search =
@@ -179,7 +167,7 @@ impl<'a> OneByOne<'a> {
     }
 
     /// Adds how many tokens were found, and which of them rounding may change.
-    fn with_tokens(&mut self, result: Result<Compared, VerifyError>) -> Result<Compared, VerifyError> {
+    fn with_tokens(&mut self, result: Result<Compared>) -> Result<Compared> {
         let Some(search) = &mut self.search else { return result };
         let (tokens, near_ties) = (std::mem::take(&mut search.tokens), std::mem::take(&mut search.near_ties));
         let found = format!("{tokens} tokens, {near_ties} near-ties");
@@ -192,7 +180,7 @@ impl<'a> OneByOne<'a> {
 }
 
 impl Runs for OneByOne<'_> {
-    fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
+    fn run(&mut self, inputs: &[Feed], outputs: &[String]) -> Result<Vec<Host>> {
         let mut values: HashMap<String, Host> = inputs.iter().cloned().collect();
         for (graph, part) in self.graphs.iter_mut().zip(self.plan.outside()) {
             let source = |input: &String| {
@@ -201,7 +189,7 @@ impl Runs for OneByOne<'_> {
             };
             // What no request gives has a default.
             let feed = |input: &String| Some((input.clone(), values.get(&source(input))?.clone()));
-            let mut feeds: Vec<(String, Host)> = graph.inputs().iter().filter_map(feed).collect();
+            let mut feeds: Vec<Feed> = graph.inputs.iter().filter_map(feed).collect();
             for context in &part.contexts {
                 put_in_front(context, &mut feeds, &mut values)?;
             }

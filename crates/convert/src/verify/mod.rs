@@ -2,11 +2,9 @@
 //! rows together with rows alone. If rows have lengths, they are also shorter than their requests and continue in later ones.
 
 mod comparison;
-mod element;
 mod given;
 mod host;
 mod joined;
-mod limit;
 mod models;
 mod rows;
 mod search;
@@ -18,32 +16,23 @@ pub use comparison::Compared;
 use comparison::Comparison;
 pub use given::{Given, Recording};
 use given::{as_two_rows, check_given, check_types, has_batch, lengths};
+pub use host::Host;
+use host::Random;
 pub use joined::{Amount, JoinedModels, verify_joined};
-use models::{Graph, Opener};
+use models::{Graph, Opener, Result};
 pub use models::{Models, Source, VerifyError, environment};
 
-/// Lengths of the chunks, before strides.
 const CHUNKS: [i64; 3] = [1, 2, 7];
-
 /// Steps of a comparison of models that take one at a time.
 const SINGLE_STEPS: i64 = 5;
-
 /// Runs of one chunk length: shorter chunks of very many steps are left out.
 const MOST_RUNS: i64 = 10_000;
-
-/// Rows where the batch is open.
 const ROWS: i64 = 2;
-
-/// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
+// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
 const ROWS_WITH_LENGTHS: i64 = 3;
 
 /// Compares the models, in chunks of 1, 2, 7 and all steps. An error says where they differ.
-pub fn verify(
-    environment: &Environment,
-    models: &Models,
-    report: &Report,
-    given: &Given,
-) -> Result<Vec<Compared>, VerifyError> {
+pub fn verify(environment: &Environment, models: &Models, report: &Report, given: &Given) -> Result<Vec<Compared>> {
     compare(environment, models, report, given).map_err(|error| with_states(error, report))
 }
 
@@ -59,12 +48,7 @@ fn with_states(error: VerifyError, report: &Report) -> VerifyError {
     }
 }
 
-fn compare(
-    environment: &Environment,
-    models: &Models,
-    report: &Report,
-    given: &Given,
-) -> Result<Vec<Compared>, VerifyError> {
+fn compare(environment: &Environment, models: &Models, report: &Report, given: &Given) -> Result<Vec<Compared>> {
     check_types(report)?;
     let opener = Opener::new(environment, given.limit())?;
     let mut original = Graph::open(&opener, models.original, "the original model")?;
@@ -91,7 +75,7 @@ fn compare(
     let total = steps.unwrap_or_else(|| comparison.total(given.chunk));
     let rows = rows.unwrap_or(if comparison.has_lengths() { ROWS_WITH_LENGTHS } else { ROWS });
     comparison.check_sizes((total, rows))?;
-    let inputs = comparison.random_inputs(total, rows);
+    let inputs = comparison.inputs(0, (total, rows), &mut Random::new(7));
     if report.time.is_empty() {
         let steps = steps.unwrap_or(SINGLE_STEPS);
         let mut compared = vec![comparison.single_steps(&format!("{steps} steps"), steps, rows)?];
@@ -121,7 +105,7 @@ fn compare(
     let (mut inputs, mut total) = (inputs, total);
     if let Some((of_two_rows, half)) = &of_two_rows {
         comparison.given = of_two_rows;
-        (inputs, total) = (comparison.random_inputs(*half, 2), *half);
+        (inputs, total) = (comparison.inputs(0, (*half, 2), &mut Random::new(7)), *half);
     }
     compared.extend(comparison.rows(&inputs, total)?);
     compared.extend(comparison.rows_of_different_lengths(&inputs, total)?);

@@ -2,24 +2,22 @@
 
 use std::borrow::Cow;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use ort::environment::Environment;
-use ort::session::{Session, SessionInputValue};
+use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::{DynValue, Tensor};
 
-use super::element::{Element, of_runtime, with_type};
-use super::host::Host;
-use super::limit::RunLimit;
+use super::host::{Element, Feed, Host, of_runtime, with_type};
 use crate::onnx::type_name;
 
-/// No input or state may have more elements, because running out of memory would end the process.
+// No input or state may have more elements, because running out of memory would end the process.
 pub const MOST_ELEMENTS: i64 = 1 << 26;
 
-/// Why two models can't be compared.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum VerifyError {
     #[error("the ONNX Runtime library {library} cannot be used: {why}")]
     Library { library: String, why: String },
@@ -60,16 +58,15 @@ pub enum VerifyError {
     Empty(String),
 }
 
+pub type Result<T, E = VerifyError> = std::result::Result<T, E>;
+
 /// A model to run. One in memory has no weights in files of their own.
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Source<'a> {
     File(&'a Path),
     Bytes(&'a [u8]),
 }
 
-/// The three models of a comparison.
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Models<'a> {
     pub original: Source<'a>,
     pub converted: Source<'a>,
@@ -77,8 +74,7 @@ pub struct Models<'a> {
     pub initial_states: Option<Source<'a>>,
 }
 
-/// Loads ONNX Runtime.
-pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
+pub fn environment(library: &Path) -> Result<Environment> {
     let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
     let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
     let quiet = builder.with_name("stateful-convert").with_telemetry(false);
@@ -91,39 +87,37 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
 /// Anything that takes the inputs of a model, and gives its outputs.
 pub trait Runs {
     /// The outputs of these names. Inputs that the model doesn't have are left out.
-    fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError>;
+    fn run(&mut self, inputs: &[Feed], outputs: &[String]) -> Result<Vec<Host>>;
 }
 
-/// Where models are opened, and how long their runs may take.
 pub struct Opener<'a> {
     environment: &'a Environment,
     limit: Option<Arc<RunLimit>>,
 }
 
 impl<'a> Opener<'a> {
-    pub fn new(environment: &'a Environment, limit: Option<Duration>) -> Result<Self, VerifyError> {
+    pub fn new(environment: &'a Environment, limit: Option<Duration>) -> Result<Self> {
         let failed = |why| VerifyError::Run { model: "the comparison".to_owned(), why };
         let limit = limit.map(RunLimit::new).transpose().map_err(failed)?;
         Ok(Self { environment, limit: limit.map(Arc::new) })
     }
 
     /// One of the graphs that are joined. Errors have its name.
-    pub fn part(&self, source: Source, name: &str) -> Result<Graph, VerifyError> {
+    pub fn part(&self, source: Source, name: &str) -> Result<Graph> {
         Graph::open(self, source, &format!("graph '{name}'"))
     }
 }
 
-/// A model that runs.
 pub struct Graph {
     session: Session,
     /// What errors call it, as in `the original model`.
     model: String,
-    inputs: Vec<String>,
+    pub inputs: Vec<String>,
     limit: Option<Arc<RunLimit>>,
 }
 
 impl Graph {
-    pub fn open(opener: &Opener, source: Source, model: &str) -> Result<Self, VerifyError> {
+    pub fn open(opener: &Opener, source: Source, model: &str) -> Result<Self> {
         let failed = |why: String| VerifyError::Load { model: model.to_owned(), why: why.trim_end().to_owned() };
         let builder = Session::builder(opener.environment).map_err(|error| failed(error.to_string()))?;
         // One thread sums in one order, so equal models give equal bits.
@@ -139,25 +133,19 @@ impl Graph {
         Ok(Self { session, model: model.to_owned(), inputs, limit: opener.limit.clone() })
     }
 
-    /// The names of the inputs.
-    pub fn inputs(&self) -> &[String] {
-        &self.inputs
-    }
-
-    /// The names of the outputs.
     pub fn outputs(&self) -> Vec<String> {
         self.session.outputs().iter().map(|output| output.name().to_owned()).collect()
     }
 }
 
 impl Runs for Graph {
-    fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
+    fn run(&mut self, inputs: &[Feed], outputs: &[String]) -> Result<Vec<Host>> {
         let model = &self.model;
         let failed = |why: String| VerifyError::Run { model: model.clone(), why: why.trim_end().to_owned() };
         let wanted = inputs.iter().filter(|(name, _)| self.inputs.contains(name));
         let values = wanted.map(|(name, host)| Ok((name, value(host).map_err(failed)?)));
         // Kept until the outputs are read: an input may be an output as well.
-        let values = values.collect::<Result<Vec<_>, VerifyError>>()?;
+        let values = values.collect::<Result<Vec<_>>>()?;
         let feeds: Vec<(Cow<str>, SessionInputValue)> =
             values.iter().map(|(name, value)| (name.as_str().into(), value.into())).collect();
         let made = match &self.limit {
@@ -166,7 +154,7 @@ impl Runs for Graph {
                 let made = self.session.run_with_options(feeds, limit.begin());
                 // Also if it succeeded, because the later runs may now fail.
                 if limit.end() {
-                    return Err(VerifyError::TooLong { model: model.clone(), limit_s: limit.limit().as_secs() });
+                    return Err(VerifyError::TooLong { model: model.clone(), limit_s: limit.limit.as_secs() });
                 }
                 made
             }
@@ -198,4 +186,61 @@ fn host(value: &DynValue) -> Result<Host, String> {
     let elem = value.dtype().tensor_type().and_then(of_runtime);
     let read = elem.and_then(|elem| with_type!(elem, T => of::<T>(value, elem)));
     read.unwrap_or_else(|| Err(format!("{} can't be compared", value.dtype())))
+}
+
+// How often the time of a run is looked at. One thread watches all runs of a comparison, because there may be thousands of short
+// ones.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every later
+/// run with these options.
+pub struct RunLimit {
+    limit: Duration,
+    options: Arc<RunOptions>,
+    began: Arc<Mutex<Option<Instant>>>,
+    stop: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RunLimit {
+    pub fn new(limit: Duration) -> Result<Self, String> {
+        let options = Arc::new(RunOptions::new().map_err(|error| error.to_string())?);
+        let began = Arc::new(Mutex::new(None));
+        let (stop, stopped) = mpsc::channel();
+        let (of_thread, seen) = (options.clone(), began.clone());
+        let look = move || {
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                if is_over(&seen, limit) {
+                    // It only sets a flag.
+                    let _ = of_thread.terminate();
+                }
+            }
+        };
+        let thread =
+            thread::Builder::new().name("run limit".to_owned()).spawn(look).map_err(|error| error.to_string())?;
+        Ok(Self { limit, options, began, stop, thread: Some(thread) })
+    }
+
+    pub fn begin(&self) -> &RunOptions {
+        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        &self.options
+    }
+
+    pub fn end(&self) -> bool {
+        let is_late = is_over(&self.began, self.limit);
+        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        is_late
+    }
+}
+
+fn is_over(began: &Mutex<Option<Instant>>, limit: Duration) -> bool {
+    began.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|began| began.elapsed() >= limit)
+}
+
+impl Drop for RunLimit {
+    fn drop(&mut self) {
+        // The thread ends at once, and doesn't panic.
+        let _ = self.stop.send(());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }

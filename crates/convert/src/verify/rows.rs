@@ -3,8 +3,8 @@
 
 use super::comparison::{Compared, Comparison, ROWS_TOGETHER};
 use super::given::{batch_dim, row_axis_of};
-use super::host::{Host, Random};
-use super::models::{Runs, VerifyError};
+use super::host::{Feed, Host, Random};
+use super::models::{Result, Runs, VerifyError};
 use crate::onnx::{Dim, element_count};
 use crate::report::{Report, Role, StepInput};
 
@@ -14,12 +14,11 @@ const REQUESTS: [i64; 4] = [3, 2, 4, 2];
 /// How many steps of each request a row has. In the last request it has all, so that the last step belongs to every row.
 const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
 
-/// The inputs of one row, its states, or its outputs.
 type Row = Vec<Host>;
 
 impl Comparison<'_> {
     /// Compares rows together with rows alone. `None` if the batch isn't open.
-    pub fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
+    pub fn rows(&mut self, inputs: &[Feed], total: i64) -> Result<Option<Compared>> {
         let axes = self.axes_of_inputs();
         if axes.iter().all(Option::is_none) {
             return Ok(None);
@@ -28,10 +27,8 @@ impl Comparison<'_> {
         let together = self.stepped(inputs, total, total)?.remove(0);
         let mut alone: Vec<Vec<Host>> = vec![Vec::new(); together.len()];
         for row in 0..rows {
-            let one = |((name, value), axis): (&(String, Host), &Option<usize>)| {
-                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
-            };
-            let inputs: Vec<(String, Host)> = inputs.iter().zip(&axes).map(one).collect();
+            let one = |((name, value), axis): (&Feed, &Option<usize>)| (name.clone(), value.row(*axis, row));
+            let inputs: Vec<Feed> = inputs.iter().zip(&axes).map(one).collect();
             for (output, value) in self.stepped(&inputs, total, total)?.remove(0).into_iter().enumerate() {
                 alone[output].push(value);
             }
@@ -43,7 +40,7 @@ impl Comparison<'_> {
                 together.dims.get(axis) == Some(&rows) && alone.iter().all(|row| row.dims.get(axis) == Some(&1))
             };
             joined.push(match axis.filter(has_rows) {
-                Some(axis) => Host::joined(&alone.iter().collect::<Vec<_>>(), axis),
+                Some(axis) => Host::of_rows(alone, Some(axis)),
                 None if alone.iter().all(|row| row == together) => together.clone(),
                 None => return Err(no_rows(self.report, output, rows, [together, &alone[0]])),
             });
@@ -51,16 +48,10 @@ impl Comparison<'_> {
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
-}
 
-impl Comparison<'_> {
     /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows have
     /// no lengths, or can't be told apart.
-    pub fn rows_of_different_lengths(
-        &mut self,
-        inputs: &[(String, Host)],
-        total: i64,
-    ) -> Result<Option<Compared>, VerifyError> {
+    pub fn rows_of_different_lengths(&mut self, inputs: &[Feed], total: i64) -> Result<Option<Compared>> {
         if !self.has_lengths() || self.fixed_steps().is_some() || !self.rows_can_be_told_apart(inputs) {
             return Ok(None);
         }
@@ -73,32 +64,28 @@ impl Comparison<'_> {
         }
         let (mut expected, mut states) = (Vec::new(), Vec::new());
         for (row, steps) in steps.iter().enumerate() {
+            // Without padding, so that the answers of the original are those to the row alone.
             let own = steps.iter().sum();
             let inputs = self.named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
             expected.push(self.whole(&inputs, own)?);
             states.push(self.first_states(&inputs)?);
         }
         let made = self.answers_of_rows(inputs, &steps, states)?;
-        let mut worst: Option<Compared> = None;
-        for (expected, made) in expected.iter().zip(&made) {
-            let compared = self.compare("rows of different lengths".to_owned(), expected, made)?;
-            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
-                worst = Some(compared);
-            }
-        }
-        Ok(worst)
+        let rows = expected.iter().zip(&made);
+        let compared =
+            rows.map(|(expected, made)| self.compare("rows of different lengths".to_owned(), expected, made));
+        Ok(compared.collect::<Result<Vec<_>, _>>()?.into_iter().reduce(Compared::worse))
     }
 
     /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other places
     /// of the batch.
     fn answers_of_rows(
         &mut self,
-        inputs: &[(String, Host)],
+        inputs: &[Feed],
         steps: &[[i64; REQUESTS.len()]],
         mut states: Vec<Row>,
-    ) -> Result<Vec<Vec<Row>>, VerifyError> {
-        let mut names = self.output_names();
-        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+    ) -> Result<Vec<Vec<Row>>> {
+        let names = self.output_names(true);
         let mut answers = vec![Vec::new(); steps.len()];
         let mut random = Random::new(13);
         for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
@@ -111,8 +98,7 @@ impl Comparison<'_> {
             let rows: Vec<Row> = order.iter().map(of_row).collect();
             let before: Vec<Row> = order.iter().map(|&row| states[row].clone()).collect();
             let mut feeds = self.named(joined(&rows, &self.axes_of_inputs()));
-            let ends = self.report.states.iter().map(|state| state.pair.input.clone());
-            feeds.extend(ends.zip(joined(&before, &self.axes_of_states())));
+            feeds.extend(self.ends().zip(joined(&before, &self.axes_of_states())));
             let mut outputs = self.converted.run(&feeds, &names)?;
             let after = outputs.split_off(self.report.outputs.len());
             for (place, &row) in order.iter().enumerate() {
@@ -125,40 +111,28 @@ impl Comparison<'_> {
     }
 
     /// Whether each tensor that goes with the steps has an axis for the rows. One row needs none.
-    fn rows_can_be_told_apart(&self, inputs: &[(String, Host)]) -> bool {
+    fn rows_can_be_told_apart(&self, inputs: &[Feed]) -> bool {
         let rows = self.rows_of(inputs);
         // What a caller gives as lengths isn't changed.
         let is_given = |name: &str| self.given.values.iter().any(|(given, _)| given == name);
         let mut lengths = self.report.inputs.iter().zip(inputs).filter(|(input, _)| input.role == Role::Lengths);
-        let fits = |(input, (_, value)): (&StepInput, &(String, Host))| {
-            element_count(&value.dims) == rows && !is_given(&input.name)
-        };
-        let of_inputs = self
-            .report
-            .inputs
-            .iter()
-            .filter(|input| input.role != Role::Other)
-            .map(|input| row_axis_of(self.report, input));
+        let fits =
+            |(input, (_, value)): (&StepInput, &Feed)| element_count(&value.dims) == rows && !is_given(&input.name);
+        let of_inputs = self.report.inputs.iter().filter(|input| input.role != Role::Other);
+        let of_inputs = of_inputs.map(|input| row_axis_of(self.report, input));
         let mut axes = of_inputs.chain(self.axes_of_outputs()).chain(self.axes_of_states());
         lengths.all(fits) && (rows == 1 || axes.all(|axis| axis.is_some()))
     }
 
-    fn named(&self, values: Row) -> Vec<(String, Host)> {
+    fn named(&self, values: Row) -> Vec<Feed> {
         self.report.inputs.iter().map(|input| input.name.clone()).zip(values).collect()
     }
 
     /// The inputs of one row for a request: its steps, and padding behind them.
-    fn row(
-        &self,
-        inputs: &[(String, Host)],
-        row: usize,
-        (start, count): (i64, i64),
-        length: i64,
-        random: &mut Random,
-    ) -> Row {
+    fn row(&self, inputs: &[Feed], row: usize, (start, count): (i64, i64), length: i64, random: &mut Random) -> Row {
         let mut of_row = Row::new();
         for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
-            let value = part(value, row_axis_of(self.report, input), row);
+            let value = value.row(row_axis_of(self.report, input), row as i64);
             of_row.push(match input.role {
                 Role::Steps { axis } => {
                     let mut padding = value.dims.clone();
@@ -183,21 +157,12 @@ impl Comparison<'_> {
     }
 }
 
-/// One row of a tensor. One without an axis for rows is the same for all.
-fn part(value: &Host, axis: Option<usize>, row: usize) -> Host {
-    axis.map_or_else(|| value.clone(), |axis| value.part(axis, row as i64, 1))
-}
-
 fn parts(values: &[Host], axes: &[Option<usize>], row: usize) -> Row {
-    values.iter().zip(axes).map(|(value, axis)| part(value, *axis, row)).collect()
+    values.iter().zip(axes).map(|(value, axis)| value.row(*axis, row as i64)).collect()
 }
 
-/// The tensors of several rows together.
 fn joined(rows: &[Row], axes: &[Option<usize>]) -> Vec<Host> {
-    let of_all = |(index, axis): (usize, &Option<usize>)| {
-        let values: Vec<&Host> = rows.iter().map(|row| &row[index]).collect();
-        axis.map_or_else(|| values[0].clone(), |axis| Host::joined(&values, axis))
-    };
+    let of_all = |(index, axis): (usize, &Option<usize>)| Host::of_rows(rows.iter().map(|row| &row[index]), *axis);
     axes.iter().enumerate().map(of_all).collect()
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::host::Host;
-use super::models::{Graph, Opener, Runs, Source, VerifyError};
+use super::host::{Feed, Host};
+use super::models::{Graph, Opener, Result, Runs, Source, VerifyError};
 use crate::join::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PlannedPart, SKIP, SKIP_NEXT, SearchPlan, TOKENS,
     TransducerPlan,
@@ -13,22 +13,18 @@ use crate::onnx::DataType;
 /// Two logits are as good as equal if they differ by less than this part of the larger one.
 const NEAR: f64 = 1e-5;
 
-/// The graphs inside a search, and what was found so far.
 pub struct PlainSearch<'a> {
     plan: &'a SearchPlan,
     predictor: Option<Graph>,
     /// If it isn't the predictor.
     joint: Option<Graph>,
-    /// Tokens that were found.
     pub tokens: usize,
     /// Decisions between two logits that rounding may change.
     pub near_ties: usize,
 }
 
-/// A token and its frame.
 type Found = (i64, i64);
 
-/// What a row ends with.
 struct Row {
     found: Vec<Found>,
     last: Vec<f64>,
@@ -38,12 +34,7 @@ struct Row {
 }
 
 impl<'a> PlainSearch<'a> {
-    pub fn open(
-        opener: &Opener,
-        plan: &'a SearchPlan,
-        planned: &[PlannedPart],
-        parts: &[Source],
-    ) -> Result<Self, VerifyError> {
+    pub fn open(opener: &Opener, plan: &'a SearchPlan, planned: &[PlannedPart], parts: &[Source]) -> Result<Self> {
         let open = |index: usize| {
             let part = parts.get(index).zip(planned.get(index));
             part.map(|(source, planned)| opener.part(*source, &planned.name)).transpose()
@@ -57,22 +48,17 @@ impl<'a> PlainSearch<'a> {
     }
 
     /// Adds what the search gives to the tensors of the joined graph. `predictor` is the name of the predictor's graph.
-    pub fn run(&mut self, values: &mut HashMap<String, Host>, predictor: &str) -> Result<(), VerifyError> {
+    pub fn run(&mut self, values: &mut HashMap<String, Host>, predictor: &str) -> Result<()> {
         let plan = self.plan;
-        let source = match plan {
-            SearchPlan::Ctc(plan) => &plan.logits,
-            SearchPlan::Transducer(plan) => &plan.frames,
-        };
-        let (Some(source), Some(last)) = (values.get(source).cloned(), values.get(LAST).cloned()) else {
+        let (Some(source), Some(last)) = (values.get(plan.source()).cloned(), values.get(LAST).cloned()) else {
             return Err(failed("the search has no frames or no last tokens"));
         };
         if source.dims.len() != 3 || last.dims.len() != 2 {
             return Err(failed("the search gets no frames of three dimensions"));
         }
         if source.dims[0] == 0 {
-            return Err(failed(
-                "the search gets no rows: does a state with an open dimension need dims, such as [batch, 70]?",
-            ));
+            let why = "the search gets no rows: does a state with an open dimension need dims, such as [batch, 70]?";
+            return Err(failed(why));
         }
         let mut rows = Vec::new();
         for row in 0..source.dims[0] {
@@ -85,7 +71,7 @@ impl<'a> PlainSearch<'a> {
                         let value = value.ok_or_else(|| failed("a state of the predictor is missing"))?;
                         state.rows.map_or_else(|| Ok(value.clone()), |axis| row_of(value, axis, row))
                     });
-                    let states = states.collect::<Result<Vec<Host>, VerifyError>>()?;
+                    let states = states.collect::<Result<Vec<Host>>>()?;
                     let skip = values.get(SKIP).map(|skip| row_of(skip, 0, row)).transpose()?;
                     let skip = skip.and_then(|skip| skip.numbers().first().copied()).unwrap_or_default() as i64;
                     self.transducer(plan, &source, Row { found: Vec::new(), last, states, skip })?
@@ -115,7 +101,7 @@ impl<'a> PlainSearch<'a> {
         Ok(())
     }
 
-    fn ctc(&mut self, plan: &CtcPlan, logits: &Host, last: Vec<f64>) -> Result<Row, VerifyError> {
+    fn ctc(&mut self, plan: &CtcPlan, logits: &Host, last: Vec<f64>) -> Result<Row> {
         let mut last = last.first().copied().unwrap_or_default() as i64;
         let mut found = Vec::new();
         for frame in 0..logits.dims[1] {
@@ -128,7 +114,7 @@ impl<'a> PlainSearch<'a> {
         Ok(Row { found, last: vec![last as f64], states: Vec::new(), skip: 0 })
     }
 
-    fn transducer(&mut self, plan: &TransducerPlan, frames: &Host, mut row: Row) -> Result<Row, VerifyError> {
+    fn transducer(&mut self, plan: &TransducerPlan, frames: &Host, mut row: Row) -> Result<Row> {
         let count = frames.dims[plan.frames_axis];
         let (mut frame, mut of_frame) = (row.skip, 0);
         let mut predicted = None;
@@ -154,14 +140,13 @@ impl<'a> PlainSearch<'a> {
         Ok(row)
     }
 
-    /// The logits of a frame, and the predictor's states after a token.
     fn logits(
         &mut self,
         plan: &TransducerPlan,
         frame: &Host,
         row: &Row,
         predicted: &mut Option<(Vec<Host>, Vec<Host>)>,
-    ) -> Result<(Host, Vec<Host>), VerifyError> {
+    ) -> Result<(Host, Vec<Host>)> {
         match (&mut self.predictor, &mut self.joint) {
             (Some(predictor), Some(joint)) => {
                 let (passed, next) = match predicted.take() {
@@ -172,7 +157,7 @@ impl<'a> PlainSearch<'a> {
                     }
                 };
                 let to = plan.passed.iter().map(|(_, to)| to.clone());
-                let mut feeds: Vec<(String, Host)> = to.zip(passed.iter().cloned()).collect();
+                let mut feeds: Vec<Feed> = to.zip(passed.iter().cloned()).collect();
                 feeds.push((plan.frames_input.clone(), frame.clone()));
                 let logits = joint.run(&feeds, std::slice::from_ref(&plan.logits))?.remove(0);
                 *predicted = Some((passed, next.clone()));
@@ -187,7 +172,7 @@ impl<'a> PlainSearch<'a> {
     }
 
     /// The token, and by how many frames the search goes on.
-    fn decided(&mut self, plan: &TransducerPlan, logits: &Host) -> Result<(i64, i64), VerifyError> {
+    fn decided(&mut self, plan: &TransducerPlan, logits: &Host) -> Result<(i64, i64)> {
         let mut tokens = logits.numbers();
         let count = plan.durations.len();
         let durations = tokens.split_off(tokens.len().saturating_sub(count));
@@ -196,11 +181,11 @@ impl<'a> PlainSearch<'a> {
         Ok((token, plan.durations.get(at).copied().unwrap_or_default()))
     }
 
-    /// The first of the largest logits.
-    fn best(&mut self, numbers: &[f64], blank: i64) -> Result<i64, VerifyError> {
+    fn best(&mut self, numbers: &[f64], blank: i64) -> Result<i64> {
         if numbers.len() as i64 <= blank {
             return Err(VerifyError::Blank { blank, tokens: numbers.len() });
         }
+        // As ArgMax does, the first of equal logits wins.
         let larger = |best: usize, at: usize| if numbers[at] > numbers[best] { at } else { best };
         let best = (0..numbers.len()).fold(0, larger);
         let second =
@@ -212,22 +197,16 @@ impl<'a> PlainSearch<'a> {
     }
 }
 
-/// One row of a tensor.
-fn row_of(value: &Host, axis: usize, row: i64) -> Result<Host, VerifyError> {
+fn row_of(value: &Host, axis: usize, row: i64) -> Result<Host> {
     let has_row = value.dims.get(axis).is_some_and(|&rows| row < rows);
-    if has_row {
-        Ok(value.part(axis, row, 1))
-    } else {
-        Err(failed("the search gets tensors of different numbers of rows"))
-    }
+    let part = has_row.then(|| value.part(axis, row, 1));
+    part.ok_or_else(|| failed("the search gets tensors of different numbers of rows"))
 }
 
-/// The graphs can't be run one after the other.
 pub fn failed(why: &str) -> VerifyError {
     VerifyError::Run { model: "running the graphs one by one".to_owned(), why: why.to_owned() }
 }
 
-/// One frame with the dimensions that the joint takes.
 fn as_taken(plan: &TransducerPlan, frame: Host) -> Host {
     let features = frame.dims[3 - plan.frames_axis];
     let dims = match plan.takes {
@@ -238,18 +217,18 @@ fn as_taken(plan: &TransducerPlan, frame: Host) -> Host {
     Host { dims, ..frame }
 }
 
-/// Runs the predictor: these outputs, and its next states.
 fn predict(
     predictor: &mut Graph,
     plan: &TransducerPlan,
     outputs: Vec<String>,
     row: &Row,
     frame: Option<&Host>,
-) -> Result<(Vec<Host>, Vec<Host>), VerifyError> {
+) -> Result<(Vec<Host>, Vec<Host>)> {
     let count = row.last.len() as i64;
-    let dims = if plan.is_flat { vec![1] } else { vec![1, count] };
-    let mut feeds = vec![(plan.tokens_input.clone(), Host::of(plan.tokens_elem, dims, &row.last))];
-    if let Some((input, elem)) = &plan.lengths_input {
+    let tokens = &plan.tokens;
+    let dims = if tokens.is_flat { vec![1] } else { vec![1, count] };
+    let mut feeds = vec![(tokens.input.clone(), Host::of(tokens.elem, dims, &row.last))];
+    if let Some((input, elem)) = &tokens.lengths {
         feeds.push((input.clone(), Host::filled_with(*elem, vec![1], count as f64)));
     }
     feeds.extend(frame.map(|frame| (plan.frames_input.clone(), frame.clone())));
@@ -262,8 +241,7 @@ fn predict(
     Ok((made, next))
 }
 
-/// The outputs of a search. Rows are filled up.
-fn packed(rows: &[Row], width: usize, elem_of_last: i32) -> Vec<(String, Host)> {
+fn packed(rows: &[Row], width: usize, elem_of_last: i32) -> Vec<Feed> {
     let number = DataType::Int64.into();
     let count = rows.len() as i64;
     let filled = |of: &dyn Fn(&Found) -> i64| {

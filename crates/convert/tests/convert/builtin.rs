@@ -182,8 +182,8 @@ fn rows(count: usize, length: usize) -> Array {
 fn references() -> Vec<(String, Array)> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/features/reference.npz");
     let read = recordings::read(&file).unwrap().into_iter().map(|recording| {
-        let values = recording.bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-        let dims = recording.dims.iter().map(|&dim| dim as usize).collect();
+        let values = recording.values.bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let dims = recording.values.dims.iter().map(|&dim| dim as usize).collect();
         (recording.input, Array { dims, values })
     });
     read.collect()

@@ -4,52 +4,41 @@
 //! their row, `tokens_length` says how many there are, and the width depends on the frames only, so that an answer tells
 //! nothing about other rows.
 
-mod ctc;
 mod nodes;
 mod options;
-mod pack;
 mod pieces;
 mod plan;
 mod transducer;
 
-use super::error::JoinError;
-use super::part::Read;
+use super::part::{Read, Result};
 use super::rename::Names;
 use super::wires::Link;
 use crate::batch::{is_batch_name, is_made_up};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::onnx::{Dim, int64s};
+use crate::onnx::{DataType, Dim, int64s};
 use crate::pairs::StatePair;
 use crate::report::InitialState;
 
-pub use ctc::CtcPlan;
 pub use options::{
     FRAMES, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, OPSET, PIECES, SEARCH, SKIP, SKIP_NEXT, Search, SearchKind, TOKENS,
 };
 pub use pieces::read_pieces;
-pub use plan::{Joint, TransducerPlan};
+pub use plan::{CtcPlan, Joint, TransducerPlan};
 
-/// How the tokens are found, for the comparison.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum SearchPlan {
     Ctc(CtcPlan),
     Transducer(Box<TransducerPlan>),
 }
 
 /// The plan of a search over these graphs. `pieces` are the texts of the tokens, if responses have them.
-pub fn plan(
-    parts: &[Read],
-    links: &[Link],
-    search: &Search,
-    pieces: Option<&[String]>,
-) -> Result<SearchPlan, JoinError> {
+pub fn plan(parts: &[Read], links: &[Link], search: &Search, pieces: Option<&[String]>) -> Result<SearchPlan> {
     if let (Some(pieces), Some(part)) = (pieces, parts.last()) {
         let output = plan::logits(part, parts, search)?;
         pieces::check(pieces, plan::token_count(output, search), &part.full(output.name()))?;
     }
     match &search.kind {
-        SearchKind::Ctc => ctc::plan(parts, search).map(SearchPlan::Ctc),
+        SearchKind::Ctc => plan::ctc(parts, search).map(SearchPlan::Ctc),
         SearchKind::Transducer { max_tokens, durations } => {
             plan::transducer(parts, links, search, (*max_tokens, durations))
                 .map(|plan| SearchPlan::Transducer(plan.into()))
@@ -58,7 +47,6 @@ pub fn plan(
 }
 
 impl SearchPlan {
-    /// The first graph that is inside the search.
     pub fn first_inside(&self, parts: usize) -> usize {
         match self {
             Self::Ctc(_) => parts,
@@ -74,11 +62,11 @@ impl SearchPlan {
         }
     }
 
-    /// Whether the search reads this tensor of the joined graph.
-    pub fn reads(&self, name: &str) -> bool {
+    /// The tensor of the joined graph that the search reads.
+    pub fn source(&self) -> &str {
         match self {
-            Self::Ctc(plan) => plan.logits == name,
-            Self::Transducer(plan) => plan.frames == name,
+            Self::Ctc(plan) => &plan.logits,
+            Self::Transducer(plan) => &plan.frames,
         }
     }
 
@@ -87,24 +75,12 @@ impl SearchPlan {
         matches!(self, Self::Transducer(plan) if !plan.durations.is_empty())
     }
 
-    fn blank(&self) -> i64 {
-        match self {
-            Self::Ctc(plan) => plan.blank,
-            Self::Transducer(plan) => plan.blank,
-        }
-    }
-
-    /// The type of the last tokens, and how many there are.
-    pub fn last(&self) -> (i32, i64) {
-        match self {
-            Self::Ctc(_) => (crate::onnx::DataType::Int64.into(), 1),
-            Self::Transducer(plan) => (plan.tokens_elem, plan.context),
-        }
-    }
-
     /// Where the last tokens start, unless that is 0.
     pub fn initial(&self) -> Option<InitialState> {
-        let blank = self.blank();
+        let blank = match self {
+            Self::Ctc(plan) => plan.blank,
+            Self::Transducer(plan) => plan.blank,
+        };
         (blank != 0).then(|| InitialState { state: LAST.to_owned(), value: Some(blank.to_string()) })
     }
 
@@ -116,12 +92,8 @@ impl SearchPlan {
         names: &mut [Names],
         pieces: Option<&[String]>,
     ) -> Vec<StatePair> {
-        let source = match self {
-            Self::Ctc(plan) => &plan.logits,
-            Self::Transducer(plan) => &plan.frames,
-        };
-        let values = graph.output.iter().chain(&graph.input);
-        let rows = values.clone().find(|value| value.name() == source).and_then(|value| value.dims()?.first().cloned());
+        let mut values = graph.output.iter().chain(&graph.input);
+        let rows = values.find(|value| value.name() == self.source()).and_then(|value| value.dims()?.first().cloned());
         // Exporters may number the batch of each tensor. The backend knows it by its usual name.
         let rows = match rows {
             Some(Dim::Known(rows)) => Dim::Known(rows),
@@ -129,11 +101,14 @@ impl SearchPlan {
             _ => Dim::Symbol("batch".to_owned()),
         };
         match self {
-            Self::Ctc(plan) => ctc::add(graph, plan),
+            Self::Ctc(plan) => nodes::add_ctc(graph, plan),
             Self::Transducer(plan) => transducer::add(graph, plan, inside, names, &rows),
         }
-        let (elem, context) = self.last();
-        let int64 = crate::onnx::DataType::Int64.into();
+        let (elem, context) = match self {
+            Self::Ctc(_) => (DataType::Int64.into(), 1),
+            Self::Transducer(plan) => (plan.tokens.elem, plan.tokens.context),
+        };
+        let int64 = DataType::Int64.into();
         let found = [rows.clone(), Dim::Symbol(TOKENS.to_owned())];
         let last = [rows.clone(), Dim::Known(context)];
         graph.input.push(ValueInfoProto::tensor(LAST, elem, &last));
@@ -142,15 +117,15 @@ impl SearchPlan {
         graph.output.push(ValueInfoProto::tensor(FRAMES, int64, &found));
         if let Some(texts) = pieces {
             pieces::add(graph, texts);
-            graph.output.push(ValueInfoProto::tensor(PIECES, crate::onnx::DataType::String.into(), &found));
+            graph.output.push(ValueInfoProto::tensor(PIECES, DataType::String.into(), &found));
         }
         graph.output.push(ValueInfoProto::tensor(LAST_NEXT, elem, &last));
         graph.initializer.extend(nodes::CONSTANTS.map(|(name, dims, values)| int64s(name, dims, values)));
-        let mut states = vec![StatePair { input: LAST.to_owned(), output: LAST_NEXT.to_owned() }];
+        let mut states = vec![StatePair::new(LAST, LAST_NEXT)];
         if self.has_durations() {
             graph.input.push(ValueInfoProto::tensor(SKIP, int64, std::slice::from_ref(&last[0])));
             graph.output.push(ValueInfoProto::tensor(SKIP_NEXT, int64, std::slice::from_ref(&last[0])));
-            states.push(StatePair { input: SKIP.to_owned(), output: SKIP_NEXT.to_owned() });
+            states.push(StatePair::new(SKIP, SKIP_NEXT));
         }
         states
     }

@@ -4,31 +4,23 @@
 pub const SEARCH: &str = "search";
 /// The last tokens: a state.
 pub const LAST: &str = "search.last";
-/// The next value of the last tokens.
 pub const LAST_NEXT: &str = "search.last_next";
 /// The frames of the next chunk that a jump has skipped already: a state, if tokens have durations.
 pub const SKIP: &str = "search.skip";
-/// The next value of these frames.
 pub const SKIP_NEXT: &str = "search.skip_next";
 /// The outputs: tokens of each row, how many there are, and the frame of each.
 pub const TOKENS: &str = "tokens";
-#[expect(missing_docs, reason = "the names say it")]
 pub const LENGTHS: &str = "tokens_length";
-#[expect(missing_docs, reason = "the names say it")]
 pub const FRAMES: &str = "frames";
-/// The output with the texts of the tokens.
 pub const PIECES: &str = "pieces";
 /// What fills a row behind its tokens.
 pub const NO_TOKEN: i64 = -1;
 /// The version of ONNX's operators that the nodes of a search need.
 pub const OPSET: i64 = 13;
 
-/// What a search may be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// What kind of model it searches.
     pub kind: SearchKind,
-    /// The token that stands for none.
     pub blank: i64,
     /// The output that has the logits, as `graph.tensor`. Without it, there must be one that may have them.
     pub logits: Option<String>,
@@ -36,24 +28,19 @@ pub struct Search {
     pub tokens: Option<String>,
 }
 
-/// What a search searches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchKind {
     /// The best token of each frame, without blanks and repeats.
     Ctc,
     /// The best token after those so far, several times in a frame.
     Transducer {
-        /// Most tokens in a frame.
         max_tokens: i64,
         /// How many frames the search goes on by, for each of the last logits. Empty without such logits.
         durations: Vec<i64>,
     },
 }
 
-/// The longest duration that may be asked for.
 const MOST_DURATION: i64 = 1000;
-
-/// Most tokens in a frame that may be asked for.
 const MOST_TOKENS: i64 = 1000;
 
 impl Search {

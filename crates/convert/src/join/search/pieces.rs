@@ -3,22 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-use super::nodes::Nodes;
 use super::options::{PIECES, TOKENS};
-use crate::join::error::JoinError;
+use crate::join::part::{JoinError, Result};
 use crate::onnx::DataType;
-use crate::onnx::schema::{GraphProto, TensorProto};
+use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 
-/// Most tokens of a file, so that a wrong number takes no memory.
+// Most tokens of a file, so that a wrong number takes no memory.
 const MOST_PIECES: usize = 1 << 20;
-
-/// Most bytes of a file, so that a wrong one takes no memory.
+// Most bytes of a file, so that a wrong one takes no memory.
 const MOST_BYTES: u64 = 64 << 20;
-
-/// Most characters of a line in an error: a wrong file may be one long line.
+// Most characters of a line in an error: a wrong file may be one long line.
 const MOST_SHOWN: usize = 80;
 
-/// Reads the file of the pieces. The error says what is wrong with it.
 pub fn read_pieces(file: &Path) -> Result<Vec<String>, String> {
     let unreadable = |error| format!("it can't be read: {error}");
     let bytes = fs::metadata(file).map_err(unreadable)?.len();
@@ -67,13 +63,14 @@ fn pieces(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// Refuses fewer pieces than the logits have tokens. `count` is the number of these, if the graph tells it.
-pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<(), JoinError> {
+pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<()> {
     match count {
         Some(count) if count <= pieces.len() as i64 => Ok(()),
-        Some(count) => Err(JoinError::Search(format!(
-            "tokens: the file has {} pieces, and the logits '{logits}' have {count} tokens",
-            pieces.len()
-        ))),
+        Some(count) => {
+            let has = pieces.len();
+            let why = format!("tokens: the file has {has} pieces, and the logits '{logits}' have {count} tokens");
+            Err(JoinError::Search(why))
+        }
         None => Err(JoinError::Search(format!(
             "tokens: the number of tokens isn't known, because the last dimension of the logits '{logits}' is open: give it \
              with dims"
@@ -81,7 +78,6 @@ pub fn check(pieces: &[String], count: Option<i64>, logits: &str) -> Result<(), 
     }
 }
 
-/// Adds the output with the piece of each token, and the pieces.
 pub fn add(graph: &mut GraphProto, pieces: &[String]) {
     let table = "search.pieces";
     // Rows are filled up with -1, which counts from the end, where the empty text is.
@@ -93,9 +89,7 @@ pub fn add(graph: &mut GraphProto, pieces: &[String]) {
         string_data: texts.collect(),
         ..TensorProto::default()
     });
-    let mut nodes = Nodes::default();
-    nodes.push("Gather", PIECES, &[table, TOKENS], |node| node);
-    graph.node.append(&mut nodes.0);
+    graph.node.push(NodeProto::make("Gather", &format!("{PIECES}/Gather"), &[table, TOKENS], &[PIECES]));
 }
 
 #[cfg(test)]

@@ -1,64 +1,73 @@
-//! Which tensors of a transducer's graphs are what.
+//! Which tensors of the graphs that a search runs are what.
 
 use super::options::{Search, SearchKind};
 use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::required_inputs;
-use crate::join::error::JoinError;
-use crate::join::part::Read;
+use crate::join::part::{JoinError, Read, Result};
 use crate::join::wires::{Link, difference, end, find};
 use crate::onnx::schema::ValueInfoProto;
 use crate::onnx::{DataType, Dim, bracketed, is_float};
 use crate::pairs::StatePair;
 
-/// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes
-/// more frames behind the token that it finds.
+// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes
+// more frames behind the token that it finds.
 const WINDOW: i64 = 4;
-
-/// Most last tokens that a predictor may take.
 const MOST_CONTEXT: i64 = 1024;
+
+#[derive(Clone, Debug)]
+pub struct CtcPlan {
+    /// The output with the logits of all frames, `[rows, frames, tokens]`.
+    pub logits: String,
+    pub blank: i64,
+}
+
+pub fn ctc(parts: &[Read], search: &Search) -> Result<CtcPlan> {
+    let Some(part) = parts.last() else { return Err(JoinError::NoOutputs(Vec::new())) };
+    let output = logits(part, parts, search)?;
+    if let Some(dims) = output.dims().filter(|dims| dims.len() != 3) {
+        return Err(JoinError::Search(format!(
+            "the logits '{}' are {}, and [rows, frames, tokens] is expected: export the graph with an axis of frames",
+            part.full(output.name()),
+            bracketed(&dims)
+        )));
+    }
+    Ok(CtcPlan { logits: part.full(output.name()), blank: search.blank })
+}
 
 /// How a transducer's tokens are found. Names of tensors inside are those of their graph.
 #[derive(Clone, Debug)]
 pub struct TransducerPlan {
     /// The graph that takes the last tokens.
     pub predictor: usize,
-    /// The graph that gives the logits. It may be the same.
     pub joint: usize,
     /// The frames, by their name in the joined graph: `[rows, frames, features]`, or with the frames on axis 2.
     pub frames: String,
-    /// The axis of the frames.
     pub frames_axis: usize,
-    /// The joint's input that takes frames.
     pub frames_input: String,
-    /// How the joint takes them.
     pub takes: Joint,
-    /// Frames in one turn.
     pub window: i64,
-    /// The predictor's input of the last tokens, and whether it is `[rows]` without an axis for them.
-    pub tokens_input: String,
-    /// See `tokens_input`.
-    pub is_flat: bool,
-    /// The type of tokens.
-    pub tokens_elem: i32,
-    /// How many last tokens the predictor takes.
-    pub context: i64,
-    /// The predictor's input of the number of these tokens, and its type.
-    pub lengths_input: Option<(String, i32)>,
+    pub tokens: Tokens,
     /// Outputs of the predictor, and the inputs of the joint that take them, if they are two graphs.
     pub passed: Vec<(String, String)>,
-    /// The predictor's states.
     pub states: Vec<PredictorState>,
-    /// The joint's output with the logits.
     pub logits: String,
-    /// The token that stands for none.
     pub blank: i64,
-    /// Most tokens in a frame.
     pub max_tokens: i64,
     /// How many frames the search goes on by, for each of the last logits. Empty without such logits.
     pub durations: Vec<i64>,
 }
 
-/// How the joint takes frames.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    pub input: String,
+    pub elem: i32,
+    /// The input is `[rows]`, without an axis for tokens.
+    pub is_flat: bool,
+    pub context: i64,
+    /// The input of their number, and its type.
+    pub lengths: Option<(String, i32)>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joint {
     /// Several at once, along this axis.
@@ -67,7 +76,6 @@ pub enum Joint {
     InRows(Option<usize>),
 }
 
-/// A state of a predictor.
 #[derive(Clone, Debug)]
 pub struct PredictorState {
     pub pair: StatePair,
@@ -77,7 +85,7 @@ pub struct PredictorState {
     pub rows: Option<usize>,
 }
 
-fn refused<T>(why: String) -> Result<T, JoinError> {
+fn refused<T>(why: String) -> Result<T> {
     Err(JoinError::Search(why))
 }
 
@@ -86,7 +94,7 @@ pub fn transducer(
     links: &[Link],
     search: &Search,
     (max_tokens, durations): (i64, &[i64]),
-) -> Result<TransducerPlan, JoinError> {
+) -> Result<TransducerPlan> {
     let Some(joint) = parts.len().checked_sub(1).filter(|&last| last > 0) else {
         return refused("a transducer needs an encoder, and a decoder_joint or a decoder and a joiner".to_owned());
     };
@@ -109,9 +117,8 @@ pub fn transducer(
     let (source, target) = (link.source(parts)?, link.target(parts)?);
     let from = full(link.from.graph, &link.from.tensor);
     if !link.is_made || link.from.graph >= predictor {
-        return refused(format!(
-            "the frames come from '{from}', and an output of a graph before the decoder is expected"
-        ));
+        let expected = "an output of a graph before the decoder is expected";
+        return refused(format!("the frames come from '{from}', and {expected}"));
     }
     if source.elem() != target.elem() {
         return Err(link.disagree(parts, &difference(source, target))?);
@@ -124,9 +131,8 @@ pub fn transducer(
         ));
     }
     let is_two = predictor != joint;
-    let (frames_axis, takes, takes_rows) = match frames(source, target) {
-        Some(found) => found,
-        None => return Err(link.disagree(parts, "no axis of the frames leaves equal features")?),
+    let Some((frames_axis, takes, takes_rows)) = frames(source, target) else {
+        return Err(link.disagree(parts, "no axis of the frames leaves equal features")?);
     };
     let window = match takes {
         // A blank may go on by several frames as well.
@@ -138,10 +144,9 @@ pub fn transducer(
     let mut passed = Vec::new();
     for link in of_joint().filter(|link| link.from.graph == predictor) {
         if !link.is_made {
+            let (to, from) = (full(joint, &link.to.tensor), full(predictor, &link.from.tensor));
             return refused(format!(
-                "the joint's input '{}' takes an output of the decoder, and '{}' is an input",
-                full(joint, &link.to.tensor),
-                full(predictor, &link.from.tensor)
+                "the joint's input '{to}' takes an output of the decoder, and '{from}' is an input"
             ));
         }
         passed.push((link.from.tensor.clone(), link.to.tensor.clone()));
@@ -150,13 +155,11 @@ pub fn transducer(
         let part = &parts[joint];
         let is_fed = |input: &ValueInfoProto| of_joint().any(|link| link.to.tensor == input.name());
         if let Some(input) = required_inputs(&part.graph).find(|input| !is_fed(input)) {
-            return refused(format!(
-                "input '{}' of the joint takes nothing: write a wire to it",
-                part.full(input.name())
-            ));
+            let input = part.full(input.name());
+            return refused(format!("input '{input}' of the joint takes nothing: write a wire to it"));
         }
     }
-    let Tokens { input: tokens_input, elem: tokens_elem, is_flat, context, lengths } = tokens(parts, links, predictor)?;
+    let tokens = tokens(parts, links, predictor)?;
     let output = logits(&parts[joint], parts, search)?;
     let takes_one_row = source.dims().is_some_and(|dims| matches!(dims.first(), Some(Dim::Known(_))));
     Ok(TransducerPlan {
@@ -167,11 +170,7 @@ pub fn transducer(
         frames_input: link.to.tensor.clone(),
         takes,
         window,
-        tokens_input,
-        is_flat,
-        tokens_elem,
-        context,
-        lengths_input: lengths,
+        tokens,
         passed,
         states: states(&parts[predictor], takes_one_row)?,
         logits: output.name().to_owned(),
@@ -197,23 +196,19 @@ fn is_integer(value: &ValueInfoProto) -> bool {
     [DataType::Int32, DataType::Int64].iter().any(|&elem| value.elem() == elem as i32)
 }
 
-fn agree(a: &Dim, b: &Dim) -> bool {
-    !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b)
-}
-
 /// The axis of the frames, how the joint takes them, and whether it takes any number of rows.
 fn frames(source: &ValueInfoProto, target: &ValueInfoProto) -> Option<(usize, Joint, bool)> {
     let (given, taken) = (source.dims().filter(|dims| dims.len() == 3)?, target.dims()?);
     let takes_rows = !matches!(taken.first()?, Dim::Known(_));
     if let [_, features] = taken.as_slice() {
         // Exporters of such joints put the frames first.
-        let axis = if agree(&given[2], features) { 1 } else { 2 };
-        return agree(&given[3 - axis], features).then_some((axis, Joint::InRows(None), takes_rows));
+        let axis = if given[2].agrees(features) { 1 } else { 2 };
+        return given[3 - axis].agrees(features).then_some((axis, Joint::InRows(None), takes_rows));
     }
     if taken.len() != 3 {
         return None;
     }
-    let may_be = |&axis: &usize| agree(&given[3 - axis], &taken[3 - axis]) && !matches!(taken[axis], Dim::Known(2..));
+    let may_be = |&axis: &usize| given[3 - axis].agrees(&taken[3 - axis]) && !matches!(taken[axis], Dim::Known(2..));
     let is_sure = |&axis: &usize| matches!((&given[3 - axis], &taken[3 - axis]), (Dim::Known(_), Dim::Known(_)));
     let possible: Vec<usize> = [1, 2].into_iter().filter(may_be).collect();
     let sure: Vec<usize> = possible.iter().copied().filter(is_sure).collect();
@@ -221,20 +216,11 @@ fn frames(source: &ValueInfoProto, target: &ValueInfoProto) -> Option<(usize, Jo
         ([axis], _) | (_, [axis]) => *axis,
         _ => return None,
     };
-    let takes = if matches!(taken[axis], Dim::Known(_)) { Joint::InRows(Some(axis)) } else { Joint::Along(axis) };
+    let takes = if taken[axis].is_known() { Joint::InRows(Some(axis)) } else { Joint::Along(axis) };
     Some((axis, takes, takes_rows))
 }
 
-/// The predictor's inputs of tokens.
-struct Tokens {
-    input: String,
-    elem: i32,
-    is_flat: bool,
-    context: i64,
-    lengths: Option<(String, i32)>,
-}
-
-fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens, JoinError> {
+fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens> {
     let part = &parts[predictor];
     let is_free = |input: &&ValueInfoProto| {
         let is_wired = links.iter().any(|link| link.to.graph == predictor && link.to.tensor == input.name());
@@ -242,10 +228,8 @@ fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens, Jo
     };
     let free: Vec<&ValueInfoProto> = required_inputs(&part.graph).filter(is_free).collect();
     if let Some(other) = free.iter().find(|input| !is_integer(input)) {
-        return refused(format!(
-            "input '{}' takes nothing: write a wire to it, or name it as a state",
-            part.full(other.name())
-        ));
+        let other = part.full(other.name());
+        return refused(format!("input '{other}' takes nothing: write a wire to it, or name it as a state"));
     }
     let of_rank = |rank: usize| {
         free.iter().copied().filter(|input| input.dims().is_some_and(|dims| dims.len() == rank)).collect::<Vec<_>>()
@@ -265,23 +249,20 @@ fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens, Jo
         }
     };
     let dims = input.dims().unwrap_or_default();
-    let context = if let Some(Dim::Known(context)) = dims.get(1) { *context } else { 1 };
+    let context = dims.get(1).and_then(Dim::known).unwrap_or(1);
     if !(1..=MOST_CONTEXT).contains(&context) {
-        return refused(format!(
-            "'{}' takes {context} last tokens: at least 1 and at most {MOST_CONTEXT} are expected",
-            part.full(input.name())
-        ));
+        let (name, expected) = (part.full(input.name()), format!("at least 1 and at most {MOST_CONTEXT} are expected"));
+        return refused(format!("'{name}' takes {context} last tokens: {expected}"));
     }
     Ok(Tokens { input: input.name().to_owned(), elem: input.elem(), is_flat: dims.len() == 1, context, lengths })
 }
 
-/// The states of the predictor, and the axes of their rows.
-fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinError> {
+fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>> {
     let mut states = Vec::new();
     for pair in &part.pairs {
         let input = find(part, &part.graph.input, "input", &pair.input)?;
         let dims = input.dims().unwrap_or_default();
-        let open: Vec<usize> = (0..dims.len()).filter(|&axis| !matches!(dims[axis], Dim::Known(_))).collect();
+        let open: Vec<usize> = (0..dims.len()).filter(|&axis| !dims[axis].is_known()).collect();
         let is_batch =
             |axis: &&usize| matches!(&dims[**axis], Dim::Symbol(name) if is_batch_name(name) || is_made_up(name));
         let named: Vec<&usize> = open.iter().filter(is_batch).collect();
@@ -306,7 +287,6 @@ fn states(part: &Read, takes_one_row: bool) -> Result<Vec<PredictorState>, JoinE
     Ok(states)
 }
 
-/// How many of the logits are durations.
 fn duration_count(search: &Search) -> i64 {
     match &search.kind {
         SearchKind::Transducer { durations, .. } => durations.len() as i64,
@@ -316,24 +296,17 @@ fn duration_count(search: &Search) -> i64 {
 
 /// How many tokens the logits have, if their graph tells it.
 pub fn token_count(logits: &ValueInfoProto, search: &Search) -> Option<i64> {
-    match logits.dims()?.last()? {
-        Dim::Known(count) => Some(count - duration_count(search)),
-        _ => None,
-    }
+    Some(logits.dims()?.last()?.known()? - duration_count(search))
 }
 
-/// The output of a graph that has the logits.
-pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a ValueInfoProto, JoinError> {
+pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a ValueInfoProto> {
     let outputs = &part.graph.output;
     let found = match &search.logits {
         Some(name) => {
             let of = end(parts, name)?;
-            let is_here = parts.get(of.graph).is_some_and(|named| named.name == part.name);
-            if !is_here {
-                return refused(format!(
-                    "the logits must be an output of the last graph, '{}', and not '{name}'",
-                    part.name
-                ));
+            if parts[of.graph].name != part.name {
+                let last = &part.name;
+                return refused(format!("the logits must be an output of the last graph, '{last}', and not '{name}'"));
             }
             find(part, outputs, "output", &of.tensor)?
         }
@@ -346,26 +319,20 @@ pub fn logits<'a>(part: &'a Read, parts: &[Read], search: &Search) -> Result<&'a
             let candidates: Vec<&ValueInfoProto> = outputs.iter().filter(may_be).collect();
             let [output] = candidates.as_slice() else {
                 let names: Vec<String> = candidates.iter().map(|output| part.full(output.name())).collect();
-                return refused(match names.as_slice() {
-                    [] => format!("graph '{}' has no output of numbers that could be the logits", part.name),
-                    names => {
-                        format!("{} could be the logits: name one, as in logits={}", names.join(" and "), names[0])
+                return refused(match names.first() {
+                    None => format!("graph '{}' has no output of numbers that could be the logits", part.name),
+                    Some(first) => {
+                        format!("{} could be the logits: name one, as in logits={first}", names.join(" and "))
                     }
                 });
             };
             *output
         }
     };
-    let Some(count) = token_count(found, search) else { return Ok(found) };
-    if search.blank < count {
-        return Ok(found);
-    }
+    let blank = search.blank;
+    let Some(count) = token_count(found, search).filter(|&count| blank >= count) else { return Ok(found) };
     let durations = duration_count(search);
     let beside = if durations > 0 { format!(" beside {durations} durations") } else { String::new() };
-    refused(format!(
-        "blank is {}, and the logits '{}' have {count} tokens{beside}, from 0 to {}",
-        search.blank,
-        part.full(found.name()),
-        count - 1
-    ))
+    let (name, last) = (part.full(found.name()), count - 1);
+    refused(format!("blank is {blank}, and the logits '{name}' have {count} tokens{beside}, from 0 to {last}"))
 }

@@ -7,16 +7,15 @@
 //! If the last logits are durations (TDT), they say how many frames a turn goes on by, with a token or without one. A turn
 //! then asks for one frame, and a jump past the end of the chunk becomes a state.
 
-use super::nodes::Nodes;
+use super::nodes::{Nodes, pack};
 use super::options::{LAST, LAST_NEXT, SEARCH, SKIP, SKIP_NEXT};
-use super::pack;
 use super::plan::{Joint, PredictorState, TransducerPlan};
 use crate::join::merge::take_graph;
 use crate::join::part::Read;
 use crate::join::rename::Names;
-use crate::onnx::schema::attribute_proto::AttributeType;
-use crate::onnx::schema::{AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s, type_bytes};
+use crate::pairs::StatePair;
 
 const INT64: i32 = DataType::Int64 as i32;
 const INT32: i32 = DataType::Int32 as i32;
@@ -32,12 +31,11 @@ fn found(name: &str) -> String {
     format!("{name}/found")
 }
 
-/// Adds the loop, and the states of the predictor.
 pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], names: &mut [Names], rows: &Dim) {
-    let states: Vec<NamedState> = plan.states.iter().map(|state| named_state(plan, state, names, rows)).collect();
+    let states: Vec<PredictorState> = plan.states.iter().map(|state| named_state(plan, state, names, rows)).collect();
     let passed = name_inputs(plan, names);
     let mut nodes = Nodes::default();
-    let before = before_loop(graph, &mut nodes, plan);
+    let [turns, start] = &before_loop(graph, &mut nodes, plan);
     let mut body = Nodes::default();
     if matches!(plan.takes, Joint::InRows(_)) {
         for (number, from) in passed.iter().enumerate() {
@@ -53,23 +51,16 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
     let logits = names[plan.joint].tensor(&plan.logits);
     let body = in_loop(plan, body, &states, &logits, rows);
     let has_durations = !plan.durations.is_empty();
-    let mut inputs = vec![before.turns.as_str(), "", if has_durations { SKIP } else { before.start.as_str() }];
-    inputs.extend((plan.max_tokens > 1).then_some(before.start.as_str()));
+    let mut inputs = vec![turns.as_str(), "", if has_durations { SKIP } else { start }];
+    inputs.extend((plan.max_tokens > 1).then_some(start.as_str()));
     inputs.push(LAST);
-    inputs.extend(states.iter().map(|state| state.input.as_str()));
+    inputs.extend(states.iter().map(|state| state.pair.input.as_str()));
     let mut outputs = vec!["search.t_end"];
     outputs.extend((plan.max_tokens > 1).then_some("search.count_end"));
     outputs.push(LAST_NEXT);
-    outputs.extend(states.iter().map(|state| state.output.as_str()));
+    outputs.extend(states.iter().map(|state| state.pair.output.as_str()));
     outputs.extend(["search.token_turns", "search.frame_turns"]);
-    let mut node = NodeProto::make("Loop", "search.Loop", &inputs, &outputs);
-    node.set(AttributeProto {
-        name: Some("body".to_owned()),
-        r#type: Some(AttributeType::Graph.into()),
-        g: Some(body),
-        ..AttributeProto::default()
-    });
-    nodes.0.push(node);
+    nodes.0.push(NodeProto::make("Loop", "search.Loop", &inputs, &outputs).with_graph("body", body));
     if has_durations {
         nodes.push("Sub", SKIP_NEXT, &["search.t_end", "search.count"], |node| node);
     }
@@ -77,33 +68,24 @@ pub fn add(graph: &mut GraphProto, plan: &TransducerPlan, inside: &mut [Read], n
         .map(|(own, turns)| nodes.with("Transpose", own, &[turns], |node| node.with_ints("perm", &[1, 0])));
     let is_found = nodes.add("Greater", "found", &[&tokens, "search.-1"]);
     let width = nodes.add("Mul", "width", &["search.count", "search.max_tokens"]);
-    pack::add(&mut nodes, [&tokens, &frames], &is_found, &width);
+    pack(&mut nodes, [&tokens, &frames], &is_found, &width);
     graph.node.append(&mut nodes.0);
     for state in &states {
-        graph.input.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
-        graph.output.push(ValueInfoProto::tensor(&state.output, state.elem, &state.dims));
+        graph.input.push(ValueInfoProto::tensor(&state.pair.input, state.elem, &state.dims));
+        graph.output.push(ValueInfoProto::tensor(&state.pair.output, state.elem, &state.dims));
     }
 }
 
-/// A state of the predictor in the joined graph.
-struct NamedState {
-    input: String,
-    output: String,
-    elem: i32,
-    dims: Vec<Dim>,
-    rows: Option<usize>,
-}
-
-fn named_state(plan: &TransducerPlan, state: &PredictorState, names: &[Names], rows: &Dim) -> NamedState {
+/// A state of the predictor, by its names in the joined graph.
+fn named_state(plan: &TransducerPlan, state: &PredictorState, names: &[Names], rows: &Dim) -> PredictorState {
     let names = &names[plan.predictor];
     let dim = |(axis, dim): (usize, &Dim)| match dim {
         _ if state.rows == Some(axis) => rows.clone(),
         Dim::Symbol(name) => Dim::Symbol(names.symbol(name)),
         other => other.clone(),
     };
-    NamedState {
-        input: names.tensor(&state.pair.input),
-        output: names.tensor(&state.pair.output),
+    PredictorState {
+        pair: StatePair::new(&names.tensor(&state.pair.input), &names.tensor(&state.pair.output)),
         elem: state.elem,
         dims: state.dims.iter().enumerate().map(dim).collect(),
         rows: state.rows,
@@ -119,9 +101,9 @@ fn name_inputs(plan: &TransducerPlan, names: &mut [Names]) -> Vec<String> {
         of_predictor.tensors.insert(pair.input.clone(), kept(&input));
         of_predictor.tensors.insert(pair.output.clone(), found(&output));
     }
-    let tokens = if plan.is_flat { format!("{SEARCH}.last_token") } else { kept(LAST) };
-    of_predictor.tensors.insert(plan.tokens_input.clone(), tokens);
-    if let Some((input, _)) = &plan.lengths_input {
+    let tokens = if plan.tokens.is_flat { format!("{SEARCH}.last_token") } else { kept(LAST) };
+    of_predictor.tensors.insert(plan.tokens.input.clone(), tokens);
+    if let Some((input, _)) = &plan.tokens.lengths {
         of_predictor.tensors.insert(input.clone(), format!("{SEARCH}.token_counts"));
     }
     let passed: Vec<(String, String)> =
@@ -139,15 +121,8 @@ fn repeated(number: usize) -> String {
     format!("{SEARCH}.predicted_{number}")
 }
 
-/// What the loop gets.
-struct Before {
-    /// The most turns.
-    turns: String,
-    /// Zero for each row.
-    start: String,
-}
-
-fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan) -> Before {
+/// What the loop gets: the most turns, and zero for each row.
+fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan) -> [String; 2] {
     let elem = graph.output.iter().find(|value| value.name() == plan.frames).map_or(1, ValueInfoProto::elem);
     let offsets: Vec<i64> = (0..plan.window).collect();
     let constants = [
@@ -174,12 +149,11 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
     let [rows, count, features] = [("rows", "search.0"), ("count", "search.1"), ("features", "search.2")]
         .map(|(own, index)| nodes.add("Gather", own, &[&shape, index]));
     // Zeros behind the chunk, so that the window of its last frame has frames, too.
-    let padding =
-        nodes.with("Concat", "padding_shape", &[&rows, "search.window", &features], |node| node.with_int("axis", 0));
+    let padding = nodes.along("Concat", 0, "padding_shape", &[&rows, "search.window", &features]);
     let padding =
         nodes.with("ConstantOfShape", "padding", &[&padding], |node| node.with_tensor("value", zero_of(elem)));
-    let padded = nodes.with("Concat", "padded", &[&frames, &padding], |node| node.with_int("axis", 1));
-    let matrix = nodes.with("Concat", "matrix_shape", &["search.-1", &features], |node| node.with_int("axis", 0));
+    let padded = nodes.along("Concat", 1, "padded", &[&frames, &padding]);
+    let matrix = nodes.along("Concat", 0, "matrix_shape", &["search.-1", &features]);
     nodes.add("Reshape", "matrix", &[&padded, &matrix]);
     let [zero, end, one] = [("row_start", "search.0"), ("row_end", rows.as_str()), ("row_step", "search.1")]
         .map(|(own, value)| nodes.add("Reshape", own, &[value, "search.scalar"]));
@@ -188,7 +162,7 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
     let first = nodes.add("Mul", "first", &[&row, &stride]);
     let first = nodes.add("Unsqueeze", "first_column", &[&first, "search.1"]);
     nodes.add("Add", "first_window", &[&first, "search.offsets"]);
-    nodes.with("Concat", "logits_shape", &[&rows, "search.window", "search.-1"], |node| node.with_int("axis", 0));
+    nodes.along("Concat", 0, "logits_shape", &[&rows, "search.window", "search.-1"]);
     if let Joint::InRows(axis) = plan.takes {
         let column = nodes.add("Unsqueeze", "row_column", &[&row, "search.1"]);
         let grid = nodes.add("Add", "row_grid", &[&column, "search.zeros"]);
@@ -198,10 +172,10 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
             Some(1) => &["search.-1", "search.1", &features],
             Some(_) => &["search.-1", &features, "search.1"],
         };
-        nodes.with("Concat", "frames_in_shape", parts, |node| node.with_int("axis", 0));
+        nodes.along("Concat", 0, "frames_in_shape", parts);
     }
-    if let Some((_, elem)) = &plan.lengths_input {
-        let context = number(*elem, plan.context);
+    if let Some((_, elem)) = &plan.tokens.lengths {
+        let context = number(*elem, plan.tokens.context);
         nodes.with("ConstantOfShape", "token_counts", &[&rows], |node| node.with_tensor("value", context));
     }
     let start = nodes.with("ConstantOfShape", "start", &[&rows], |node| node.with_tensor("value", zero_of(INT64)));
@@ -209,23 +183,22 @@ fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan)
     let turns = nodes.add("Mul", "turns_of_frames", &[&count, "search.turns_of_frame"]);
     let turns = nodes.add("Add", "most_turns", &[&turns, "search.1"]);
     let turns = nodes.add("Reshape", "most_turns_scalar", &[&turns, "search.scalar"]);
-    Before { turns, start }
+    [turns, start]
 }
 
-/// A tensor of one element, which is 0.
 fn zero_of(elem: i32) -> TensorProto {
-    let bytes = vec![0; type_bytes(elem)];
-    TensorProto { data_type: Some(elem), dims: vec![1], raw_data: Some(bytes.into()), ..TensorProto::default() }
+    element(elem, vec![0; type_bytes(elem)])
 }
 
-/// A tensor of one integer.
 fn number(elem: i32, value: i64) -> TensorProto {
-    let bytes = if elem == INT32 { (value as i32).to_le_bytes().to_vec() } else { value.to_le_bytes().to_vec() };
+    element(elem, if elem == INT32 { (value as i32).to_le_bytes().to_vec() } else { value.to_le_bytes().to_vec() })
+}
+
+fn element(elem: i32, bytes: Vec<u8>) -> TensorProto {
     TensorProto { data_type: Some(elem), dims: vec![1], raw_data: Some(bytes.into()), ..TensorProto::default() }
 }
 
-/// The body of the loop.
-fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: &str, rows: &Dim) -> GraphProto {
+fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[PredictorState], logits: &str, rows: &Dim) -> GraphProto {
     let mut nodes = Nodes::default();
     // A jump may have ended behind the frames.
     let at = match plan.durations.as_slice() {
@@ -234,17 +207,17 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     };
     let column = nodes.add("Unsqueeze", "t_column", &[&at, "search.1"]);
     window(&mut nodes, plan, &column);
-    if plan.is_flat {
+    if plan.tokens.is_flat {
         nodes.add("Squeeze", "last_token", &[&kept(LAST), "search.1"]);
     }
     nodes.0.extend(graphs.0);
     let logits = nodes.add("Reshape", "logits", &[logits, "search.logits_shape"]);
     let next = if plan.durations.is_empty() {
-        let Hit { first, frame, is_hit } = first_hit(&mut nodes, &logits, &column);
+        let [first, frame, is_hit] = first_hit(&mut nodes, &logits, &column);
         next_by_token(&mut nodes, [&first, &frame, &is_hit], plan.max_tokens > 1)
     } else {
         let (logits, duration) = without_durations(&mut nodes, &logits);
-        let Hit { is_hit, .. } = first_hit(&mut nodes, &logits, &column);
+        let [.., is_hit] = first_hit(&mut nodes, &logits, &column);
         next_by_duration(&mut nodes, &duration, &is_hit, plan.max_tokens > 1)
     };
     last_tokens(&mut nodes, plan);
@@ -259,36 +232,29 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[NamedState], logits: 
     body(plan, nodes, states, rows)
 }
 
-/// What a turn finds, in the first frame with a token.
-struct Hit {
-    /// Its position in the window.
-    first: String,
-    frame: String,
-    is_hit: String,
-}
-
-/// The first frame of the window whose best token isn't blank. Makes `search.token_of_turn` and `search.frame_of_turn`.
-fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> Hit {
+/// The first frame of the window whose best token isn't blank: its position in the window, its number, and whether there is one.
+/// Makes `search.token_of_turn` and `search.frame_of_turn`.
+fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> [String; 3] {
     let best = nodes.with("ArgMax", "best", &[logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
     let is_blank = nodes.add("Equal", "is_blank", &[&best, "search.blank"]);
     let is_other = nodes.add("Not", "is_other", &[&is_blank]);
     let at = nodes.add("Add", "at", &[column, "search.offsets"]);
     let is_inside = nodes.add("Less", "is_inside", &[&at, "search.count"]);
     let hit = nodes.add("And", "hit", &[&is_other, &is_inside]);
+    // ArgMax takes no booleans, and gives the first of equal values: the first frame with a token.
     let hit = nodes.cast("hit_number", &hit, INT32);
     let first = nodes.with("ArgMax", "first_hit", &[&hit], |node| node.with_int("axis", 1).with_int("keepdims", 1));
     let [token, is_hit] = [("token_column", &best), ("hit_column", &hit)]
-        .map(|(own, values)| nodes.with("GatherElements", own, &[values, &first], |node| node.with_int("axis", 1)));
+        .map(|(own, values)| nodes.along("GatherElements", 1, own, &[values, &first]));
     let is_hit = nodes.cast("is_hit_column", &is_hit, BOOL);
     let is_hit = nodes.add("Squeeze", "is_hit", &[&is_hit, "search.1"]);
     let frame = nodes.add("Add", "frame_column", &[column, &first]);
     let frame = nodes.add("Squeeze", "frame_of_turn", &[&frame, "search.1"]);
     let token = nodes.add("Squeeze", "token", &[&token, "search.1"]);
     nodes.add("Where", "token_of_turn", &[&is_hit, &token, "search.-1"]);
-    Hit { first, frame, is_hit }
+    [first, frame, is_hit]
 }
 
-/// The logits of tokens, and the best duration of each row.
 fn without_durations(nodes: &mut Nodes, logits: &str) -> (String, String) {
     let [from, to, axis] = ["search.first_duration", "search.end", "search.2"];
     let last = nodes.add("Slice", "duration_logits", &[logits, from, to, axis]);
@@ -298,10 +264,9 @@ fn without_durations(nodes: &mut Nodes, logits: &str) -> (String, String) {
     (nodes.add("Slice", "token_logits", &[logits, "search.0", from, axis]), duration)
 }
 
-/// The graph of these nodes, with the values that the loop carries.
-fn body(plan: &TransducerPlan, nodes: Nodes, states: &[NamedState], rows: &Dim) -> GraphProto {
+fn body(plan: &TransducerPlan, nodes: Nodes, states: &[PredictorState], rows: &Dim) -> GraphProto {
     let row = std::slice::from_ref(rows);
-    let tokens = [rows.clone(), Dim::Known(plan.context)];
+    let tokens = [rows.clone(), Dim::Known(plan.tokens.context)];
     let value = ValueInfoProto::tensor;
     let mut body = GraphProto { name: Some(SEARCH.to_owned()), node: nodes.0, ..GraphProto::default() };
     body.input = vec![
@@ -314,11 +279,11 @@ fn body(plan: &TransducerPlan, nodes: Nodes, states: &[NamedState], rows: &Dim) 
         body.input.push(value("search.tokens_of_frame", INT64, row));
         body.output.push(value("search.tokens_of_frame_next", INT64, row));
     }
-    body.input.push(value(&kept(LAST), plan.tokens_elem, &tokens));
-    body.output.push(value(&format!("{LAST_NEXT}/turn"), plan.tokens_elem, &tokens));
+    body.input.push(value(&kept(LAST), plan.tokens.elem, &tokens));
+    body.output.push(value(&format!("{LAST_NEXT}/turn"), plan.tokens.elem, &tokens));
     for state in states {
-        body.input.push(value(&kept(&state.input), state.elem, &state.dims));
-        body.output.push(value(&format!("{}/turn", state.output), state.elem, &state.dims));
+        body.input.push(value(&kept(&state.pair.input), state.elem, &state.dims));
+        body.output.push(value(&format!("{}/turn", state.pair.output), state.elem, &state.dims));
     }
     body.output.extend(["search.token_of_turn", "search.frame_of_turn"].map(|name| value(name, INT64, row)));
     body
@@ -327,6 +292,7 @@ fn body(plan: &TransducerPlan, nodes: Nodes, states: &[NamedState], rows: &Dim) 
 /// The next position: that of the token, as long as its frame has room for more, or behind the window.
 fn next_by_token(nodes: &mut Nodes, [first, frame, is_hit]: [&str; 3], several: bool) -> String {
     let behind = nodes.add("Add", "behind_window", &["search.t", "search.window"]);
+    // A row that is through waits at the end of the chunk for the others.
     let behind = nodes.add("Min", "behind", &[&behind, "search.count"]);
     let next = if several {
         let skipped = nodes.add("Squeeze", "first_row", &[first, "search.1"]);
@@ -382,31 +348,29 @@ fn window(nodes: &mut Nodes, plan: &TransducerPlan, column: &str) {
     }
 }
 
-/// Appends the token in rows where one was found.
 fn last_tokens(nodes: &mut Nodes, plan: &TransducerPlan) {
     let (last, token) = (kept(LAST), "search.token_column");
     let token =
-        if plan.tokens_elem == INT64 { token.to_owned() } else { nodes.cast("token_typed", token, plan.tokens_elem) };
-    let new = if plan.context == 1 {
+        if plan.tokens.elem == INT64 { token.to_owned() } else { nodes.cast("token_typed", token, plan.tokens.elem) };
+    let new = if plan.tokens.context == 1 {
         token
     } else {
         let later = nodes.add("Slice", "last_later", &[&last, "search.1", "search.end", "search.1"]);
-        nodes.with("Concat", "last_new", &[&later, &token], |node| node.with_int("axis", 1))
+        nodes.along("Concat", 1, "last_new", &[&later, &token])
     };
     nodes.push("Where", &format!("{LAST_NEXT}/turn"), &["search.is_hit_column", &new, &last], |node| node);
 }
 
-/// Takes a state's next value in rows where a token was found.
-fn keep_state(nodes: &mut Nodes, state: &NamedState) {
+fn keep_state(nodes: &mut Nodes, state: &PredictorState) {
     let mut shape = vec![1; state.dims.len()];
     if let Some(axis) = state.rows {
         shape[axis] = -1;
     }
-    let name = format!("{}/shape", state.output);
+    let name = format!("{}/shape", state.pair.output);
     let value = int64s("", &[shape.len() as i64], &shape);
     nodes.push("Constant", &name, &[], |node| node.with_tensor("value", value));
-    let flag = format!("{}/is_hit", state.output);
+    let flag = format!("{}/is_hit", state.pair.output);
     nodes.push("Reshape", &flag, &["search.is_hit", &name], |node| node);
-    let (new, old) = (found(&state.output), kept(&state.input));
-    nodes.push("Where", &format!("{}/turn", state.output), &[&flag, &new, &old], |node| node);
+    let (new, old) = (found(&state.pair.output), kept(&state.pair.input));
+    nodes.push("Where", &format!("{}/turn", state.pair.output), &[&flag, &new, &old], |node| node);
 }
