@@ -8,7 +8,6 @@ use protox::Compiler;
 use protox::file::{File, FileResolver};
 use serde_json::{Map, Value};
 
-/// The fields that a configuration may have.
 const SCHEMA: &str = include_str!("model_config.proto");
 
 /// Reads a configuration. An error says what is wrong and where.
@@ -30,7 +29,7 @@ pub fn read(text: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// The configuration as text, a field a line.
+/// Writes a field a line.
 pub fn write(config: &Map<String, Value>) -> Result<String, String> {
     Ok(fields(&descriptor()?, config))
 }

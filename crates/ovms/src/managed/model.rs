@@ -4,17 +4,15 @@
 //! was served stays until something else is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use log::{info, warn};
 use tokio::task::spawn_blocking;
 
 use super::config::Entry;
 use super::repository::{self, Found, Version, Wanted};
-use crate::failure::Failure;
-use crate::triton::Triton;
+use crate::triton::{Failure, Triton};
 
-/// A model of the configuration.
 #[derive(Debug, Default)]
 pub struct Model {
     /// What is wrong with its entry or its files.
@@ -24,17 +22,12 @@ pub struct Model {
     tried: Option<(Entry, Found)>,
     /// Its folder could not be written. That has another cause than the model, so it is tried again.
     unwritten: bool,
-    served: Option<Wanted>,
+    pub served: Option<Wanted>,
     /// Versions that can't be loaded, in this state of their files.
     failed: BTreeMap<i64, Version>,
 }
 
 impl Model {
-    /// Whether a version of it is served.
-    pub fn is_served(&self) -> bool {
-        self.served.is_some()
-    }
-
     /// Its entry can't be served. What is served stays.
     pub fn entry_is_wrong(&mut self, problem: String) {
         self.problem = Some(problem);
@@ -58,6 +51,7 @@ impl Model {
             return false;
         }
         let (entry, found) = &now;
+        // Versions may have failed because of the old config.pbtxt.
         if again || self.tried.as_ref().is_none_or(|(_, before)| before.config != found.config) {
             self.failed.clear();
         }
@@ -113,6 +107,7 @@ impl Model {
                 self.served = Some(wanted);
                 return true;
             };
+            // Triton's error is about the model as a whole. The reasons of its versions are in the index, also old ones.
             let mut reasons = failed_versions(triton, name).await;
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
@@ -122,6 +117,7 @@ impl Model {
                 Some(before) => format!("{before}; {failure}"),
                 None => failure,
             });
+            // Without a version to blame, there is none to leave out in another turn.
             if reasons.is_empty() {
                 self.restore(folder).await;
                 return false;
@@ -131,7 +127,6 @@ impl Model {
         }
     }
 
-    /// There is no version to serve.
     async fn serve_none(&mut self, triton: &Triton, name: &str, folder: &Path, found: &Found) -> bool {
         if self.failure.is_some() {
             // All that were selected have failed.
@@ -174,7 +169,7 @@ pub fn in_base_path(text: &str, folder: &Path, base_path: &Path) -> String {
 }
 
 async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {
-    let (wanted, path): (_, PathBuf) = (wanted.clone(), folder.to_owned());
+    let (wanted, path) = (wanted.clone(), folder.to_owned());
     let written = spawn_blocking(move || wanted.write(&path, anew).map_err(|error| error.to_string())).await;
     let written = written.map_err(|error| error.to_string()).flatten();
     written.map_err(|error| format!("cannot write {}: {error}", folder.display()))

@@ -11,15 +11,14 @@ use tonic::Code;
 
 use super::array::BASE64_KEY;
 use super::request::Format;
-use crate::failure::Failure;
 use crate::predict::Prediction;
 use crate::predict::specials::SEQUENCE_ID;
 use crate::tensor::{DataType, Tensor};
+use crate::triton::Failure;
 
 /// Strings of outputs with such names are always in base64.
 const BYTES_SUFFIX: &str = "_bytes";
 
-/// The body for a client that has asked in that format.
 pub fn body(prediction: Prediction, format: Format) -> Result<String, Failure> {
     match format {
         Format::Column => Ok(columns(&prediction)),

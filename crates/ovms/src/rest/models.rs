@@ -8,13 +8,10 @@ use serde_json::{Map, Value, json};
 use tonic::Code;
 
 use super::path::Model;
-use crate::failure::Failure;
-use crate::gateway::Gateway;
-use crate::managed::Reload;
-use crate::metadata::{SIGNATURE_NAME, TYPE_URL, data_type};
+use crate::gateway::{Gateway, VersionStatus};
 use crate::metrics::code_name;
-use crate::models::TensorInfo;
-use crate::status::{self, VersionStatus};
+use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo};
+use crate::triton::Failure;
 
 /// `GetModelMetadataResponse`, as protobuf writes it in JSON: 64-bit numbers are texts.
 pub async fn metadata(gateway: &Gateway, model: &Model) -> Result<String, Failure> {
@@ -43,7 +40,7 @@ fn tensors(infos: &[TensorInfo]) -> Value {
         let dimensions: Vec<_> =
             info.shape.iter().map(|size| json!({ "size": size.to_string(), "name": "" })).collect();
         json!({
-            "dtype": data_type(info).as_str_name(),
+            "dtype": info.data_type().as_str_name(),
             "tensorShape": { "dim": dimensions, "unknownRank": false },
             "name": info.name,
         })
@@ -51,14 +48,12 @@ fn tensors(infos: &[TensorInfo]) -> Value {
     infos.iter().map(|info| (info.name.clone(), tensor(info))).collect::<Map<_, _>>().into()
 }
 
-/// `GetModelStatusResponse`.
 pub async fn status(gateway: &Gateway, model: &Model) -> Result<String, Failure> {
-    Ok(pretty(&statuses(&status::of_model(gateway, &model.name, model.version).await?)))
+    Ok(pretty(&statuses(&gateway.statuses_of(&model.name, model.version).await?)))
 }
 
-/// A `GetModelStatusResponse` for each model.
 pub async fn config(gateway: &Gateway) -> Result<String, Failure> {
-    let models = status::all(gateway).await?;
+    let models = gateway.statuses().await?;
     let models: BTreeMap<_, _> = models.into_iter().map(|(name, versions)| (name, statuses(&versions))).collect();
     Ok(pretty(&models))
 }
@@ -68,7 +63,7 @@ fn statuses(versions: &[VersionStatus]) -> Value {
         json!({
             "version": status.version.to_string(),
             "state": status.state.as_str_name(),
-            "status": { "error_code": code_name(status.error_code()), "error_message": status.error_message() },
+            "status": { "error_code": code_name(status.error_code), "error_message": status.error_message },
         })
     };
     json!({ "model_version_status": versions.iter().map(version).collect::<Vec<_>>() })
@@ -82,16 +77,13 @@ pub async fn reload(gateway: &Gateway) -> Result<(StatusCode, String), Failure> 
         return Err(Failure::new(Code::Unimplemented, text));
     };
     let reloaded = managed.reload().await;
+    // Also after an error, because other models may have been loaded again.
     gateway.models.clear();
-    let reloaded = reloaded.map_err(|failure| {
+    let changed = reloaded.map_err(|failure| {
         let text = format!("Reloading config file failed. Check server logs for more info. {}", failure.message);
         Failure::new(failure.code, text)
     })?;
-    let status = match reloaded {
-        Reload::Changed => StatusCode::CREATED,
-        Reload::Unchanged => StatusCode::OK,
-    };
-    Ok((status, config(gateway).await?))
+    Ok((if changed { StatusCode::CREATED } else { StatusCode::OK }, config(gateway).await?))
 }
 
 fn pretty(value: &impl Serialize) -> String {
