@@ -192,9 +192,9 @@ pub fn print_config(source: &Source) -> Result<(String, Vec<String>), String> {
                 if !text.is_empty() {
                     text.push('\n');
                 }
-                let available = found.versions.keys().copied().collect();
+                let available = found.all.versions.keys().copied().collect();
                 let versions: Vec<_> = entry.policy.select(&available).iter().map(i64::to_string).collect();
-                text += &format!("# {name}/config.pbtxt, versions {}\n{}", versions.join(", "), found.config);
+                text += &format!("# {name}/config.pbtxt, versions {}\n{}", versions.join(", "), found.all.config);
                 problems.extend(found.left_out.into_values().map(|why| format!("model '{name}': {why}")));
             }
             Err(problem) => problems.push(format!("model '{name}': {problem}")),

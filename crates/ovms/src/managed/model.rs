@@ -52,7 +52,7 @@ impl Model {
         }
         let (entry, found) = &now;
         // Versions may have failed because of the old config.pbtxt.
-        if again || self.tried.as_ref().is_none_or(|(_, before)| before.config != found.config) {
+        if again || self.tried.as_ref().is_none_or(|(_, before)| before.all.config != found.all.config) {
             self.failed.clear();
         }
         self.problem = None;
@@ -73,7 +73,8 @@ impl Model {
         again: bool,
     ) -> bool {
         loop {
-            let loadable = found.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
+            let loadable =
+                found.all.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
             let available: BTreeSet<i64> = loadable.map(|(number, _)| *number).collect();
             let selected = entry.policy.select(&available);
             if selected.is_empty() {
@@ -85,12 +86,8 @@ impl Model {
                     warn!("model '{name}': version {number} is left out: {why}");
                 }
             }
-            let versions = found.versions.iter().filter(|(number, _)| selected.contains(number));
-            let wanted = Wanted {
-                config: found.config.clone(),
-                versions: versions.map(|(number, version)| (*number, version.clone())).collect(),
-                others: found.others.clone(),
-            };
+            let mut wanted = found.all.clone();
+            wanted.versions.retain(|number, _| selected.contains(number));
             let anew = again || self.served.as_ref().is_none_or(|served| wanted.changes(served));
             if self.served.as_ref() == Some(&wanted) {
                 self.restore(folder).await;

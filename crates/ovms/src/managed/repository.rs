@@ -27,12 +27,10 @@ const DEPTH_MAX: usize = 8;
 /// A model as its `base_path` has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    pub config: String,
-    pub versions: BTreeMap<i64, Version>,
+    /// All that may be served.
+    pub all: Wanted,
     /// Versions that have no ONNX file, and why.
     pub left_out: BTreeMap<i64, String>,
-    /// Files that a config.pbtxt in `base_path` may name.
-    pub others: Version,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,12 +73,9 @@ fn find_file(name: &str, entry: &Entry) -> Result<Found, String> {
     let files = names(folder)?.into_iter().filter(|other| other.starts_with(file) && folder.join(other).is_file());
     let links: BTreeMap<_, _> = files.map(|file| (Path::new("1").join(&file), folder.join(file))).collect();
     let files = links.values().map(|path| Ok((path.clone(), stamp(path)?))).collect::<Result<_, String>>()?;
-    Ok(Found {
-        config: config(name, entry, None)?,
-        versions: BTreeMap::from([(1, Version { links, files })]),
-        left_out: BTreeMap::new(),
-        others: Version::default(),
-    })
+    let versions = BTreeMap::from([(1, Version { links, files })]);
+    let all = Wanted { config: config(name, entry, None)?, versions, others: Version::default() };
+    Ok(Found { all, left_out: BTreeMap::new() })
 }
 
 fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
@@ -116,7 +111,7 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
     if versions.is_empty() && left_out.is_empty() {
         left_out.insert(0, no_version(path, &names));
     }
-    Ok(Found { config, versions, left_out, others })
+    Ok(Found { all: Wanted { config, versions, others }, left_out })
 }
 
 /// The text of config.pbtxt for Triton: what the entry says, and what `added`, a config.pbtxt in `base_path`, adds. What both
@@ -267,6 +262,7 @@ fn stamp(path: &Path) -> Result<Stamp, String> {
 pub struct Wanted {
     pub config: String,
     pub versions: BTreeMap<i64, Version>,
+    /// Files that a config.pbtxt in `base_path` may name.
     pub others: Version,
 }
 

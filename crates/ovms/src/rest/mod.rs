@@ -2,7 +2,6 @@
 
 mod answer;
 mod array;
-mod models;
 mod pass_through;
 mod path;
 mod request;
@@ -20,13 +19,15 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Map, Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tonic::Code;
 
 use crate::connections::{accept, stopped};
-use crate::gateway::Gateway;
-use crate::metrics::Method;
+use crate::gateway::{Gateway, VersionStatus};
+use crate::metrics::{Method, code_name};
+use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo};
 use crate::predict::{self, Call};
 use crate::triton::Failure;
 use pass_through::Client;
@@ -101,13 +102,13 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         return text(StatusCode::OK, OPEN_METRICS, gateway.metrics.text());
     }
     let counted = gateway.metrics.request(Method { api, method });
-    let (model, result) = match path {
-        Path::Predict(model) => (Some(model.name.clone()), predict(gateway, &model, request.into_body()).await),
-        Path::Metadata(model) => (Some(model.name.clone()), models::metadata(gateway, &model).await.map(ok)),
-        Path::Status(model) => (Some(model.name.clone()), models::status(gateway, &model).await.map(ok)),
-        Path::Config => (None, models::config(gateway).await.map(ok)),
-        Path::ConfigReload => (None, models::reload(gateway).await.map(|(status, json)| text(status, JSON, json))),
-        _ => (None, pass_through::answer(gateway, client, request).await),
+    let result = match &path {
+        Path::Predict(model) => predict(gateway, model, request.into_body()).await,
+        Path::Metadata(model) => metadata(gateway, model).await,
+        Path::Status(model) => status(gateway, model).await,
+        Path::Config => config(gateway).await,
+        Path::ConfigReload => reload(gateway).await,
+        _ => pass_through::answer(gateway, client, request).await,
     };
     let code = match &result {
         Ok(response) if response.status().is_success() => Code::Ok,
@@ -115,8 +116,11 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         Ok(response) => code_of(response.status()),
         Err(failure) => failure.code,
     };
-    let known = model.filter(|model| gateway.models.is_known(model));
-    counted.finish(known.as_deref().unwrap_or_default(), code);
+    let model = match &path {
+        Path::Predict(model) | Path::Metadata(model) | Path::Status(model) => &model.name,
+        _ => "",
+    };
+    counted.finish(if gateway.models.is_known(model) { model } else { "" }, code);
     result.unwrap_or_else(|failure| error(&failure))
 }
 
@@ -133,6 +137,85 @@ async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Res
     let format = request?.format;
     let bytes = prediction.outputs.values().map(|tensor| tensor.content.len()).sum();
     Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
+}
+
+/// `GetModelMetadataResponse`, as protobuf writes it in JSON: 64-bit numbers are texts.
+async fn metadata(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+    let signature = gateway.ask_signature(&model.name, model.version).await?;
+    Ok(pretty(&json!({
+        "modelSpec": { "name": model.name, "signatureName": "", "version": signature.version.to_string() },
+        "metadata": {
+            "signature_def": {
+                "@type": TYPE_URL,
+                "signatureDef": {
+                    SIGNATURE_NAME: {
+                        "inputs": tensors(&signature.inputs),
+                        "outputs": tensors(&signature.outputs),
+                        "methodName": "",
+                        "defaults": {},
+                    },
+                },
+            },
+        },
+    })))
+}
+
+fn tensors(infos: &[TensorInfo]) -> Value {
+    let tensor = |info: &TensorInfo| {
+        let dimensions: Vec<_> =
+            info.shape.iter().map(|size| json!({ "size": size.to_string(), "name": "" })).collect();
+        json!({
+            "dtype": info.data_type().as_str_name(),
+            "tensorShape": { "dim": dimensions, "unknownRank": false },
+            "name": info.name,
+        })
+    };
+    infos.iter().map(|info| (info.name.clone(), tensor(info))).collect::<Map<_, _>>().into()
+}
+
+async fn status(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+    Ok(pretty(&statuses(&gateway.statuses_of(&model.name, model.version).await?)))
+}
+
+async fn config(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+    let models = gateway.statuses().await?.into_iter().map(|(name, versions)| (name, statuses(&versions)));
+    Ok(pretty(&models.collect::<Map<_, _>>().into()))
+}
+
+fn statuses(versions: &[VersionStatus]) -> Value {
+    let version = |status: &VersionStatus| {
+        json!({
+            "version": status.version.to_string(),
+            "state": status.state.as_str_name(),
+            "status": { "error_code": code_name(status.error_code), "error_message": status.error_message },
+        })
+    };
+    json!({ "model_version_status": versions.iter().map(version).collect::<Vec<_>>() })
+}
+
+/// 201 if something was loaded or unloaded, else 200; with the states of all models, as in OVMS.
+async fn reload(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+    let Some(managed) = &gateway.managed else {
+        let text = "the gateway runs in front of a tritonserver, which has the models: load them there, with \
+                    POST /v2/repository/models/NAME/load for example";
+        return Err(Failure::new(Code::Unimplemented, text));
+    };
+    let reloaded = managed.reload().await;
+    // Also after an error, because other models may have been loaded again.
+    gateway.models.clear();
+    let changed = reloaded.map_err(|failure| {
+        let text = format!("Reloading config file failed. Check server logs for more info. {}", failure.message);
+        Failure::new(failure.code, text)
+    })?;
+    let mut response = config(gateway).await?;
+    if changed {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    Ok(response)
+}
+
+fn pretty(value: &Value) -> Response<Body> {
+    ok(format!("{value:#}\n"))
 }
 
 async fn read(body: Incoming) -> Result<Bytes, Failure> {
@@ -160,7 +243,7 @@ fn error(failure: &Failure) -> Response<Body> {
 }
 
 fn error_json(message: &str) -> String {
-    serde_json::json!({ "error": message }).to_string()
+    json!({ "error": message }).to_string()
 }
 
 fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response<Body> {

@@ -20,12 +20,13 @@ fn folder(files: &[&str]) -> tempfile::TempDir {
 }
 
 fn versions(found: &Found) -> Vec<i64> {
-    found.versions.keys().copied().collect()
+    found.all.versions.keys().copied().collect()
 }
 
 fn wanted(found: &Found, versions: &[i64]) -> Wanted {
-    let versions = versions.iter().map(|version| (*version, found.versions[version].clone())).collect();
-    Wanted { config: found.config.clone(), versions, others: found.others.clone() }
+    let mut wanted = found.all.clone();
+    wanted.versions.retain(|version, _| versions.contains(version));
+    wanted
 }
 
 /// The files that are found in a folder, also behind links.
@@ -121,7 +122,7 @@ fn links_are_followed_and_one_that_leads_nowhere_is_named() {
     fs::remove_file(folder.path().join("1/..data")).unwrap();
     symlink("..2027", folder.path().join("1/..data")).unwrap();
     let now = find("m", &entry(folder.path().to_owned())).unwrap();
-    assert!(now.versions[&1] != found.versions[&1] && now.versions[&2] == found.versions[&2]);
+    assert!(now.all.versions[&1] != found.all.versions[&1] && now.all.versions[&2] == found.all.versions[&2]);
     create_dir_all(folder.path().join("3")).unwrap();
     symlink("nowhere", folder.path().join("3/model.onnx")).unwrap();
     let error = find("m", &entry(folder.path().to_owned())).unwrap_err();
