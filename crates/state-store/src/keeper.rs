@@ -103,7 +103,14 @@ pub enum Saved {
 }
 
 impl Change<'_> {
-    fn operation<'b>(&'b self, hold: &'b Hold) -> Op<'b> {
+    const fn hold(&self) -> &Hold {
+        match self {
+            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => hold,
+        }
+    }
+
+    fn operation(&self) -> Op<'_> {
+        let hold = self.hold();
         let (token, old) = (hold.token, hold.replaces.as_slice());
         match *self {
             Self::Begin(_, asks) => Op::Start { token, asks },
@@ -206,24 +213,17 @@ impl Keeper {
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
         // Before the store is asked, because an END of another server may come right after its answer.
         let confirmed = Instant::now();
-        let hold = |change: &Change<'_>| match *change {
-            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => {
-                hold.clone()
-            }
+        let operations = changes.iter().map(|change| (change.hold().key.as_slice(), change.operation()));
+        let mut replies = self.apply(operations.collect())?;
+        self.restore_lost(changes, &mut replies)?;
+        let done = |change: &Change<'_>| {
+            let Hold { key, token, .. } = change.hold();
+            Ok(Saved::Done(Hold { key: key.clone(), token: *token, confirmed, is_new: false, replaces: Vec::new() }))
         };
-        let mut holds: Vec<_> = changes.iter().map(hold).collect();
-        let operations = holds.iter().zip(changes).map(|(hold, change)| (hold.key.as_slice(), change.operation(hold)));
-        let operations = operations.collect();
-        let mut replies = self.apply(operations)?;
-        self.restore_lost(changes, &holds, &mut replies)?;
-        for hold in &mut holds {
-            (hold.confirmed, hold.is_new) = (confirmed, false);
-            hold.replaces.clear();
-        }
-        let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
-            (Reply::Done, _) => Ok(Saved::Done(hold)),
+        let saved = |(change, reply): (&Change<'_>, Reply)| match (reply, change) {
+            (Reply::Done, _) => done(change),
             // It is over in either case.
-            (Reply::Ended | Reply::Absent, Change::End(..)) => Ok(Saved::Done(hold)),
+            (Reply::Ended | Reply::Absent, Change::End(..)) => done(change),
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
@@ -232,22 +232,19 @@ impl Keeper {
                 Err(StoreError::unexpected())
             }
         };
-        holds.into_iter().zip(changes).zip(replies).map(saved).collect()
+        changes.iter().zip(replies).map(saved).collect()
     }
 
     /// Makes the records again that the store has lost.
-    fn restore_lost(&self, changes: &[Change<'_>], holds: &[Hold], replies: &mut [Reply]) -> Result<(), StoreError> {
+    fn restore_lost(&self, changes: &[Change<'_>], replies: &mut [Reply]) -> Result<(), StoreError> {
         let mut lost = Vec::new();
-        for (at, (change, hold)) in changes.iter().zip(holds).enumerate() {
-            if let Change::Step(_, blob) | Change::Release(_, Some(blob)) = *change
+        for (at, change) in changes.iter().enumerate() {
+            if let Change::Step(hold, blob) | Change::Release(hold, Some(blob)) = *change
                 && replies[at] == Reply::Absent
                 && self.can_restore(hold)
             {
                 lost.push((at, (hold.key.as_slice(), Op::Restore { token: hold.token, blob })));
             }
-        }
-        if lost.is_empty() {
-            return Ok(());
         }
         let restored = self.apply(lost.iter().map(|&(_, operation)| operation).collect())?;
         for ((at, _), reply) in lost.into_iter().zip(restored) {
