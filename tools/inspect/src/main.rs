@@ -11,7 +11,7 @@ use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
     EnvironmentOptions, Family, INPUT_WINDOWS, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared,
-    Provider, SearchPath, Session, Settings, Signature, explain, explain_batch_scale, served,
+    Provider, SearchPath, Session, Settings, explain, explain_batch_scale, served,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -51,10 +51,8 @@ enum Problem {
     NoFile(PathBuf),
     #[error("{0} is no folder, and parameter 'join' lists graphs of a folder")]
     NoFolder(PathBuf),
-    #[error("{} cannot be read: {why}", file.display())]
-    Config { file: PathBuf, why: String },
-    #[error("{} cannot be read: {why}", folder.display())]
-    Folder { folder: PathBuf, why: String },
+    #[error("{} cannot be read: {why}", path.display())]
+    Unreadable { path: PathBuf, why: String },
     #[error(
         "the graphs in {} are none of the known families (it has {has}): list them with --parameter 'join=FIRST.onnx SECOND.onnx', \
          or name one of them",
@@ -177,7 +175,7 @@ impl Arguments {
     fn config(&self) -> Result<Map<String, Value>, Problem> {
         let mut config = match &self.config {
             Some(file) => {
-                let wrong = |why: String| Problem::Config { file: file.clone(), why };
+                let wrong = |why: String| Problem::Unreadable { path: file.clone(), why };
                 // A device or a pipe may never end.
                 if !file.is_file() {
                     return Err(wrong("it is no file".to_owned()));
@@ -200,13 +198,13 @@ impl Arguments {
 
 /// The family that the graphs of the folder are.
 fn family(folder: &Path, partial: &PartialConfig, library: &Library) -> Result<Family, Problem> {
-    let unreadable = |error: std::io::Error| Problem::Folder { folder: folder.to_owned(), why: error.to_string() };
+    let unreadable = |error: std::io::Error| Problem::Unreadable { path: folder.to_owned(), why: error.to_string() };
     let entries = std::fs::read_dir(folder).map_err(unreadable)?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    // A folder has no order, and the text of an error should be the same each time.
     files.sort();
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let (mut graphs, mut others, mut refused): (Vec<(String, Signature)>, _, Vec<String>) =
-        (Vec::new(), Vec::new(), Vec::new());
+    let (mut graphs, mut others, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for file in files {
         if file.extension().is_none_or(|extension| extension != "onnx") {
             others.push(name(&file));
@@ -217,13 +215,11 @@ fn family(folder: &Path, partial: &PartialConfig, library: &Library) -> Result<F
             Err(error) => refused.push(format!("{}: {error}", name(&file))),
         }
     }
-    let has = || {
-        let read = graphs.iter().map(|(file, _)| file.clone());
-        let all: Vec<String> = read.chain(refused.iter().cloned()).collect();
-        if all.is_empty() { "no .onnx file".to_owned() } else { all.join(", ") }
-    };
-    let family = Family::of(&graphs, &others, &folder.display().to_string());
-    family.ok_or_else(|| Problem::NoFamily { folder: folder.to_owned(), has: has() })
+    Family::of(&graphs, &others, &folder.display().to_string()).ok_or_else(|| {
+        let all: Vec<String> = graphs.into_iter().map(|(file, _)| file).chain(refused).collect();
+        let has = if all.is_empty() { "no .onnx file".to_owned() } else { all.join(", ") };
+        Problem::NoFamily { folder: folder.to_owned(), has }
+    })
 }
 
 /// Gives inputs these dims under `input`.

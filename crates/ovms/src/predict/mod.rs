@@ -21,10 +21,8 @@ use order::Turn;
 use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
 const ANSWERED_ID: &str = "stateful_sequence_id";
-
 /// The parameter of requests with their longest wait in Triton in microseconds.
 const TIMEOUT: &str = "timeout";
-
 /// The largest message that Triton takes.
 const REQUEST_BYTES_MAX: usize = i32::MAX as usize;
 

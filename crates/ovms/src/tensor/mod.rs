@@ -42,11 +42,6 @@ impl Tensor {
         }
     }
 
-    /// The strings of a tensor of `BYTES`.
-    pub fn strings(&self) -> impl Iterator<Item = Bytes> {
-        strings::elements(&self.content).flatten().map(|string| self.content.slice_ref(string))
-    }
-
     /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
     /// single value there stands for all elements, within what `expansion` has left.
     pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
@@ -93,7 +88,8 @@ impl Tensor {
             ..TensorProto::default()
         };
         if self.data_type == DataType::Bytes {
-            proto.string_val = self.strings().collect();
+            let strings = strings::elements(&self.content).flatten();
+            proto.string_val = strings.map(|string| self.content.slice_ref(string)).collect();
         } else {
             proto.tensor_content = self.content;
         }
