@@ -136,16 +136,16 @@ impl Inner {
                 return Err(error);
             }
         };
-        let changed = self.unload_others(&mut models, &configuration.models).await;
+        let changed = models.unload_others(&configuration.models).await;
         let mut update = Update { changed, problems: configuration.refused };
         let mut shown = Shown::default();
         for (name, entry) in configuration.models {
-            let model = models.by_name.entry(name.clone()).or_default();
-            let folder = self.repository.join(&name);
+            let new = || Model::new(&self.triton, &name, &self.repository);
+            let model = models.by_name.entry(name.clone()).or_insert_with(new);
             match entry {
                 Ok(entry) => {
                     shown.base_paths.insert(name.clone(), entry.base_path.clone());
-                    update.changed |= model.update(&self.triton, &name, &folder, entry, asked).await;
+                    update.changed |= model.update(entry, asked).await;
                 }
                 Err(problem) => model.entry_is_wrong(problem),
             }
@@ -158,19 +158,19 @@ impl Inner {
         *self.shown.write() = shown;
         Ok(update)
     }
+}
 
-    async fn unload_others(&self, models: &mut Models, listed: &BTreeMap<String, Result<Entry, String>>) -> bool {
-        let gone: Vec<_> = models.by_name.extract_if(.., |name, _| !listed.contains_key(name)).collect();
+impl Models {
+    async fn unload_others(&mut self, listed: &BTreeMap<String, Result<Entry, String>>) -> bool {
+        let gone: Vec<_> = self.by_name.extract_if(.., |name, _| !listed.contains_key(name)).collect();
         let is_any = !gone.is_empty();
         for (name, mut model) in gone {
-            model.unload(&self.triton, &name, &self.repository.join(&name)).await;
+            model.unload().await;
             info!("model '{name}' is no longer listed");
         }
         is_any
     }
-}
 
-impl Models {
     /// Logs what wasn't said by the update before.
     fn log(&mut self, level: Level, said: BTreeSet<String>) {
         for text in said.difference(&self.logged) {
