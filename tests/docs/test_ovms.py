@@ -97,12 +97,14 @@ def test_the_config_pbtxt_of_the_page_is_added(tmp_path):
 def options() -> set[str]:
     """The gateway's options and those that it refuses, from its source; the many of generative models aside."""
     source = paths.ROOT / "crates/ovms/src"
-    refused = re.findall(r'^ {4,8}\(?"([\w-]+)",? ?(\w*)', (source / "refused.rs").read_text(), re.MULTILINE)
-    named = re.findall(
-        r"^    (\w+): Option<|^    (\w+_bind_address): String", (source / "options.rs").read_text(), re.MULTILINE
-    )
+    options = (source / "options.rs").read_text()
+    [table] = re.findall(r"^const REFUSED.*?^\];$", options, re.MULTILINE | re.DOTALL)
+    refused = re.findall(r'^ {4,8}\(?"([\w-]+)",', table, re.MULTILINE)
+    [model] = re.findall(r"^pub struct ModelOptions .*?^}$", (source / "managed/config.rs").read_text(), re.M | re.S)
+    named = re.findall(r"^    (\w+): Option<|^    (\w+_bind_address): String", options, re.MULTILINE)
+    named += re.findall(r"^    pub (\w+)(): Option<", model, re.MULTILINE)
     names = {name for pair in named for name in pair if name} - {"grpc", "rest"}
-    return names | {name for name, why in refused if why != "GENERATIVE"} | {"tritonserver", "print-config"}
+    return names | set(refused) | {"tritonserver", "backend_directory", "print-config"}
 
 
 @pytest.mark.parametrize("option", sorted(options()))

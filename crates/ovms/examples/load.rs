@@ -65,13 +65,10 @@ enum Way {
     Gateway,
 }
 
-/// One client.
-struct Client {
+struct Client<'a> {
     channel: Channel,
     way: Way,
-    model: String,
-    input: String,
-    width: usize,
+    options: &'a Options,
 }
 
 #[derive(Clone, Copy)]
@@ -149,28 +146,24 @@ async fn open(options: &Options, sequences: u64) -> Result<()> {
     Ok(())
 }
 
-impl Client {
-    async fn connect(options: &Options, way: Way) -> Result<Self> {
+impl<'a> Client<'a> {
+    async fn connect(options: &'a Options, way: Way) -> Result<Self> {
         let address = if way == Way::Direct { &options.triton } else { &options.gateway };
         let channel = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true).connect().await?;
-        let (model, input) = (options.model.clone(), options.input.clone());
-        Ok(Self { channel, way, model, input, width: options.width })
+        Ok(Self { channel, way, options })
     }
 
     async fn ask(&self, step: Step) -> Result<()> {
+        let channel = self.channel.clone();
         match self.way {
-            Way::Direct => {
-                GrpcInferenceServiceClient::new(self.channel.clone()).model_infer(self.infer(step)).await?;
-            }
-            Way::Gateway => {
-                PredictionServiceClient::new(self.channel.clone()).predict(self.predict(step)).await?;
-            }
+            Way::Direct => GrpcInferenceServiceClient::new(channel).model_infer(self.infer(step)).await.map(drop)?,
+            Way::Gateway => PredictionServiceClient::new(channel).predict(self.predict(step)).await.map(drop)?,
         }
         Ok(())
     }
 
     fn infer(&self, step: Step) -> ModelInferRequest {
-        let mut request = ModelInferRequest { model_name: self.model.clone(), ..ModelInferRequest::default() };
+        let mut request = ModelInferRequest { model_name: self.options.model.clone(), ..ModelInferRequest::default() };
         let mut parameter = |name: &str, choice| {
             request.parameters.insert(name.to_owned(), InferParameter { parameter_choice: Some(choice) });
         };
@@ -181,18 +174,18 @@ impl Client {
         if step.end {
             parameter("sequence_end", ParameterChoice::BoolParam(true));
         }
-        let shape = vec![1, self.width as i64];
-        request.inputs.push(InferInputTensor { name: self.input.clone(), datatype: "FP32".to_owned(), shape });
+        let shape = vec![1, self.options.width as i64];
+        request.inputs.push(InferInputTensor { name: self.options.input.clone(), datatype: "FP32".to_owned(), shape });
         request.raw_input_contents.push(self.content());
         request
     }
 
     fn predict(&self, step: Step) -> PredictRequest {
-        let spec = ModelSpec { name: self.model.clone(), ..ModelSpec::default() };
+        let spec = ModelSpec { name: self.options.model.clone(), ..ModelSpec::default() };
         let mut request = PredictRequest { model_spec: Some(spec), ..PredictRequest::default() };
         let mut add = |name: &str, tensor| request.inputs.insert(name.to_owned(), tensor);
-        let data = tensor(DataType::DtFloat, &[1, self.width as i64]);
-        add(&self.input, TensorProto { tensor_content: self.content(), ..data });
+        let data = tensor(DataType::DtFloat, &[1, self.options.width as i64]);
+        add(&self.options.input, TensorProto { tensor_content: self.content(), ..data });
         add("sequence_id", TensorProto { uint64_val: vec![step.id], ..tensor(DataType::DtUint64, &[1]) });
         if step.start || step.end {
             let control = if step.start { 1 } else { 2 };
@@ -203,7 +196,7 @@ impl Client {
     }
 
     fn content(&self) -> Bytes {
-        Bytes::from(vec![0; 4 * self.width])
+        Bytes::from(vec![0; 4 * self.options.width])
     }
 }
 

@@ -5,75 +5,60 @@
 //!
 //! | module | |
 //! |---|---|
-//! | `options`, `refused` | the command line |
-//! | `logging`, `signals` | the log, and when to stop |
-//! | `ports`, `connections` | bound ports, and HTTP on the connections that they accept |
+//! | `options` | the command line |
+//! | `connections` | bound ports, and the connections that they accept |
 //! | `managed` | the tritonserver that the gateway starts, and its models |
 //! | `grpc`, `rest` | the two protocols |
 //! | `predict`, `tensor` | a request in TensorFlow Serving's form, as one of Triton |
-//! | `models`, `metadata`, `status` | signatures of models, as Triton gives them and as clients read them, and which versions are served |
-//! | `triton` | the connection to tritonserver |
-//! | `gateway`, `failure`, `metrics`, `proto` | what requests share, errors, metrics, messages |
+//! | `gateway` | what requests share, and which models and versions are served |
+//! | `models` | signatures of models, as Triton gives them and as clients read them |
+//! | `triton` | the connection to tritonserver, and errors |
+//! | `metrics`, `proto` | figures, messages |
 
 mod connections;
-mod failure;
 mod gateway;
 mod grpc;
-mod logging;
 mod managed;
-mod metadata;
 mod metrics;
 mod models;
 mod options;
-mod ports;
 mod predict;
 mod proto;
-mod refused;
 mod rest;
-mod signals;
-mod status;
 mod tensor;
 mod triton;
 
-use std::future::pending;
+use std::fs::File;
+use std::future::{pending, poll_fn};
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use log::{error, info, warn};
+use env_logger::{Builder, Target};
+use log::{LevelFilter, error, info, warn};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use crate::connections::bind;
 use crate::gateway::Gateway;
-use crate::managed::{Managed, ModelSource, Server, ServerOptions, Source};
+use crate::managed::{EXIT_FAILURE, Ended, Managed, ModelSource, Server, ServerOptions, Source};
 use crate::options::{Exit, Mode, Settings};
-use crate::ports::Ports;
-use crate::signals::Signals;
 use crate::triton::Triton;
 
 /// OVMS's exit code for a wrong command line.
 const EXIT_USAGE: u8 = 64;
-const EXIT_FAILURE: u8 = 1;
 /// How long requests may take to end after the first signal.
 const DRAIN: Duration = Duration::from_secs(20);
 /// How long the program may take to end after that signal, tritonserver included. Kubernetes waits 30 s.
 const END: Duration = Duration::from_secs(25);
 /// How long they may take if tritonserver has ended.
 const DRAIN_LOST: Duration = Duration::from_secs(2);
-
-/// Why the program ends, if not because it was asked to.
-struct Ended {
-    code: u8,
-    text: String,
-}
-
-impl From<String> for Ended {
-    fn from(text: String) -> Self {
-        Self { code: EXIT_FAILURE, text }
-    }
-}
 
 fn main() -> ExitCode {
     // First of all, because this process may only have been started to become tritonserver.
@@ -85,16 +70,13 @@ fn main() -> ExitCode {
         Err(Exit::Shown(text)) => {
             return match show(&format!("{}\n", text.trim_end())) {
                 Ok(()) => ExitCode::SUCCESS,
-                Err(text) => fails(&text),
+                Err(text) => fails(&text, EXIT_FAILURE),
             };
         }
-        Err(Exit::Usage(text)) => {
-            eprintln!("stateful-ovms: {text}");
-            return ExitCode::from(EXIT_USAGE);
-        }
+        Err(Exit::Usage(text)) => return fails(&text, EXIT_USAGE),
     };
-    if let Err(text) = logging::start(settings.log_level, settings.log_path.as_deref()) {
-        return fails(&text);
+    if let Err(text) = start_log(settings.log_level, settings.log_path.as_deref()) {
+        return fails(&text, EXIT_FAILURE);
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let ended = match runtime.worker_threads(settings.threads).enable_all().build() {
@@ -115,43 +97,109 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says why there is no log.
-fn fails(text: &str) -> ExitCode {
+fn fails(text: &str, code: u8) -> ExitCode {
     eprintln!("stateful-ovms: {text}");
-    ExitCode::from(EXIT_FAILURE)
+    ExitCode::from(code)
 }
 
-/// Writes to the standard output. Whoever reads it may stop when he has read enough.
 fn show(text: &str) -> Result<(), String> {
     let mut output = io::stdout().lock();
+    // Not println!, which panics. Whoever reads the output may stop when he has read enough.
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write the output: {error}")),
         _ => Ok(()),
     }
 }
 
+/// Starts the log, on standard error and in a file if one is named. Without `level`, the environment variable RUST_LOG
+/// may set it.
+fn start_log(level: Option<LevelFilter>, file: Option<&Path>) -> Result<(), String> {
+    let mut builder = Builder::new();
+    let of_libraries = match level {
+        // TRACE includes the libraries, and ERROR hides their warnings.
+        Some(level @ (LevelFilter::Trace | LevelFilter::Error)) => level,
+        _ => LevelFilter::Warn,
+    };
+    builder.filter_level(of_libraries).filter_module("stateful_ovms", level.unwrap_or(LevelFilter::Info));
+    if level.is_none() {
+        // Last, so that it wins over the levels above.
+        builder.parse_default_env();
+    }
+    if let Some(path) = file {
+        let file = File::options().append(true).create(true).open(path);
+        let file = file.map_err(|error| format!("--log_path {}: {error}", path.display()))?;
+        builder.target(Target::Pipe(Box::new(Both(file))));
+    }
+    builder.try_init().map_err(|error| error.to_string())
+}
+
+struct Both(File);
+
+impl Write for Both {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // All of it, because a count of a part could be true for one of the two only.
+        io::stderr().write_all(bytes)?;
+        self.0.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Signals that ask the gateway to end, with their names.
+struct Signals([(Signal, &'static str); 4]);
+
+impl Signals {
+    /// From now on, they no longer end the process by themselves.
+    fn new() -> io::Result<Self> {
+        Ok(Self([
+            (signal(SignalKind::terminate())?, "SIGTERM"),
+            (signal(SignalKind::interrupt())?, "SIGINT"),
+            (signal(SignalKind::hangup())?, "SIGHUP"),
+            (signal(SignalKind::quit())?, "SIGQUIT"),
+        ]))
+    }
+
+    /// Waits for one, and gives its name.
+    async fn next(&mut self) -> &'static str {
+        poll_fn(|context| {
+            let came =
+                self.0.iter_mut().find_map(|(signal, name)| signal.poll_recv(context).is_ready().then_some(*name));
+            came.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+struct Ports {
+    grpc: Vec<TcpListener>,
+    rest: Vec<TcpListener>,
+}
+
 async fn run(settings: Settings) -> Result<(), Ended> {
     let mut signals = Signals::new().map_err(|error| format!("cannot receive signals: {error}"))?;
+    let ports = async || -> Result<Ports, String> {
+        Ok(Ports { grpc: bind("port", settings.grpc).await?, rest: bind("rest_port", settings.rest).await? })
+    };
     match settings.mode {
-        Mode::PrintConfig(source) => print_config(&source),
+        Mode::PrintConfig(source) => {
+            let (text, problems) = managed::print_config(&source)?;
+            // Before the problems: the models that can be served are of use without the others.
+            show(&text)?;
+            if problems.is_empty() { Ok(()) } else { Err(Ended::from(problems.join("\n"))) }
+        }
         Mode::InFrontOf { grpc, http } => {
-            let ports = Ports::bind(settings.grpc, settings.rest).await?;
+            let ports = ports().await?;
             let triton = Triton::new(&grpc, http).map_err(|error| format!("--triton {grpc}: {error}"))?;
             serve(ports, triton, None, &mut signals, None).await.0
         }
         Mode::Managed { source, poll, server } => {
             // A wrong file or a port in use is found before anything is started.
             source.read()?;
-            let ports = Ports::bind(settings.grpc, settings.rest).await?;
-            serve_managed(ports, source, poll, &server, &mut signals).await
+            serve_managed(ports().await?, source, poll, &server, &mut signals).await
         }
     }
-}
-
-fn print_config(source: &Source) -> Result<(), Ended> {
-    let (text, problems) = managed::print_config(source)?;
-    show(&text)?;
-    if problems.is_empty() { Ok(()) } else { Err(Ended::from(problems.join("\n"))) }
 }
 
 async fn serve_managed(
@@ -161,7 +209,7 @@ async fn serve_managed(
     options: &ServerOptions,
     signals: &mut Signals,
 ) -> Result<(), Ended> {
-    let single = matches!(source.models, ModelSource::CommandLine { .. });
+    let single = matches!(source.models, ModelSource::CommandLine(_));
     let repository = managed::repository()?;
     let mut server = tokio::select! {
         started = Server::start(options, repository.path()) => started?,
@@ -170,14 +218,14 @@ async fn serve_managed(
     let managed = Managed::new(source, server.triton.clone(), repository.path().to_owned());
     tokio::select! {
         () = managed.load() => {}
-        (code, text) = server.ended() => return Err(Ended { code, text }),
+        ended = server.ended() => return Err(ended),
         name = signals.next() => {
             server.stop(END).await;
             return stopped_early(name);
         }
     }
     // OVMS also ends if its only model can't be loaded. With a config.json, it serves the other models.
-    if single && let Some((name, problem)) = managed.problems().pop_first() {
+    if single && let Some((name, Some(problem))) = managed.models().pop_first() {
         server.stop(END).await;
         return Err(Ended::from(format!("model '{name}': {problem}")));
     }
@@ -185,6 +233,7 @@ async fn serve_managed(
     let triton = server.triton.clone();
     let (ended, left) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
     if let Some(polling) = polling {
+        // A load that began now would only keep tritonserver from ending.
         polling.abort();
     }
     if left.is_zero() {
@@ -217,13 +266,16 @@ async fn serve(
 ) -> (Result<(), Ended>, Duration) {
     let gateway = Arc::new(Gateway::new(triton, managed));
     let (stop, stopped) = watch::channel(false);
+    let name_of = |listener: &TcpListener| {
+        listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
+    };
     let mut tasks: JoinSet<()> = JoinSet::new();
     for listener in ports.grpc {
-        info!("gRPC on {}", ports::name_of(&listener));
+        info!("gRPC on {}", name_of(&listener));
         tasks.spawn(grpc::serve(listener, gateway.clone(), stopped.clone()));
     }
     for listener in ports.rest {
-        info!("REST on {}", ports::name_of(&listener));
+        info!("REST on {}", name_of(&listener));
         tasks.spawn(rest::serve(listener, gateway.clone(), stopped.clone()));
     }
     let server_ended = async {
@@ -237,7 +289,7 @@ async fn serve(
             info!("{name}: no more requests are taken, and those that run are finished");
             (Ok(()), DRAIN)
         }
-        (code, text) = server_ended => (Err(Ended { code, text }), DRAIN_LOST),
+        ended = server_ended => (Err(ended), DRAIN_LOST),
         Some(done) = tasks.join_next() => (Err(Ended::from(format!("a port is no longer served: {done:?}"))), DRAIN_LOST),
     };
     let asked = Instant::now();
@@ -251,5 +303,6 @@ async fn serve(
             return (ended, Duration::ZERO);
         }
     }
+    // What requests have taken of the time is not left for tritonserver: Kubernetes counts from the signal.
     (ended, END.saturating_sub(asked.elapsed()))
 }

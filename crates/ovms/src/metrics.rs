@@ -15,12 +15,10 @@ use tonic::Code;
 const DURATIONS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// What a request asks of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Method {
     /// `grpc` and `rest` for TensorFlow Serving's API, `kserve_grpc` and `kserve_rest` for what is passed through.
     pub api: &'static str,
-    /// The method's name in the API's own words.
     pub method: &'static str,
 }
 
@@ -32,7 +30,6 @@ struct Outcome {
     code: &'static str,
 }
 
-/// The gateway's own figures.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -41,8 +38,8 @@ pub struct Metrics {
     running: Family<Method, Gauge<i64, AtomicI64>>,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    pub fn new() -> Self {
         let requests = Family::default();
         // A pointer to a function, because the type of a closure has no name that the field could have.
         let durations = Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
@@ -53,24 +50,22 @@ impl Default for Metrics {
         registry.register("requests_running", "Requests that wait or run", running.clone());
         Self { registry, requests, durations, running }
     }
-}
 
-impl Metrics {
     /// Counts a request from now on until it is dropped.
     pub fn request(&self, method: Method) -> Request {
         let running = self.running.get_or_create(&method).clone();
         running.inc();
+        let Method { api, method: name } = method;
         Request {
-            method,
             requests: self.requests.clone(),
             duration: self.durations.get_or_create(&method).clone(),
             running,
             start: Instant::now(),
-            outcome: None,
+            // If nothing else becomes of it, its client gave up.
+            outcome: Outcome { api, method: name, model: String::new(), code: code_name(Code::Cancelled) },
         }
     }
 
-    /// In the text format of OpenMetrics.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing into a string can't fail.
@@ -79,36 +74,32 @@ impl Metrics {
     }
 }
 
-/// A request that is counted. If it is dropped without an outcome, its client gave up.
+/// A request that is counted when it is dropped.
 #[derive(Debug)]
 pub struct Request {
-    method: Method,
     requests: Family<Outcome, Counter>,
     duration: Histogram,
     running: Gauge<i64, AtomicI64>,
     start: Instant,
-    outcome: Option<(String, Code)>,
+    outcome: Outcome,
 }
 
 impl Request {
     /// Counts the request with this outcome. `model` is empty for an unknown model, so that clients can't add labels.
     pub fn finish(mut self, model: &str, code: Code) {
-        self.outcome = Some((model.to_owned(), code));
+        model.clone_into(&mut self.outcome.model);
+        self.outcome.code = code_name(code);
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        let (model, code) = self.outcome.take().unwrap_or((String::new(), Code::Cancelled));
-        let Method { api, method } = self.method;
-        let outcome = Outcome { api, method, model, code: code_name(code) };
-        self.requests.get_or_create(&outcome).inc();
+        self.requests.get_or_create(&self.outcome).inc();
         self.duration.observe(self.start.elapsed().as_secs_f64());
         self.running.dec();
     }
 }
 
-/// gRPC's name of a code.
 pub fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
@@ -139,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_request_is_counted_with_its_outcome_or_as_cancelled() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new();
         let running = metrics.request(PREDICT);
         assert!(metrics.text().contains("stateful_ovms_requests_running{api=\"grpc\",method=\"Predict\"} 1"));
         running.finish("m", Code::NotFound);

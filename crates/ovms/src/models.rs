@@ -1,18 +1,28 @@
-//! The signatures of the models.
+//! The signatures of the models, as Triton gives them and as TensorFlow Serving's clients read them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
 use crate::predict::specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID};
 use crate::proto::inference::{ModelMetadataResponse, model_metadata_response::TensorMetadata};
-use crate::tensor::DataType;
+use crate::proto::tensorflow::serving::SignatureDefMap;
+use crate::proto::tensorflow::{DataType as TensorFlow, SignatureDef, TensorInfo as TensorInfoProto};
+use crate::tensor::{DataType, shape_proto, tensorflow};
+
+/// The type of the message inside `GetModelMetadataResponse.metadata`.
+pub const TYPE_URL: &str = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
+/// The one signature of each model.
+pub const SIGNATURE_NAME: &str = "serving_default";
 
 /// A version that a request asks for; none is the latest one.
 pub type Version = Option<i64>;
 
-/// An input or output of a model.
+pub fn version_text(version: Version) -> String {
+    version.map(|version| version.to_string()).unwrap_or_default()
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     pub name: String,
@@ -22,59 +32,75 @@ pub struct TensorInfo {
     pub shape: Vec<i64>,
 }
 
-/// The inputs and outputs of a model, without the special ones.
+/// The inputs and outputs of a model, without the special ones, as in OVMS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     pub version: i64,
-    /// What a client has to send.
     pub inputs: Vec<TensorInfo>,
-    /// What a client gets.
     pub outputs: Vec<TensorInfo>,
     /// The shape in which Triton takes one sequence's special inputs; none for a model without them.
     pub special_shape: Option<Vec<i64>>,
 }
 
 impl Signature {
-    /// From Triton's answer. Without a version in the request, Triton serves the latest one.
     pub fn new(metadata: ModelMetadataResponse, version: Version) -> Self {
+        // Without a version in the request, Triton serves the latest one.
         let latest = metadata.versions.iter().filter_map(|version| version.parse().ok()).max();
         let special =
             |name: &str| metadata.inputs.iter().find(|input| input.name == name).map(|input| input.shape.len());
+        // A model with one of the two only has an input of its own that happens to have the name.
         let special_shape = match (special(SEQUENCE_ID), special(SEQUENCE_CONTROL_INPUT)) {
             (Some(rank), Some(_)) => Some(vec![1; rank]),
             _ => None,
         };
         let stateful = special_shape.is_some();
-        let infos = |tensors: Vec<TensorMetadata>| {
-            let ordinary = tensors.into_iter().filter(|tensor| !(stateful && is_special(&tensor.name)));
-            ordinary.map(TensorInfo::new).collect()
+        let info = |TensorMetadata { name, datatype, shape }: TensorMetadata| {
+            let is_ordinary = !(stateful && is_special(&name));
+            is_ordinary.then(|| TensorInfo { data_type: DataType::from_protocol_name(&datatype), name, shape })
         };
         Self {
             version: version.or(latest).unwrap_or_default(),
-            inputs: infos(metadata.inputs),
-            outputs: infos(metadata.outputs),
+            inputs: metadata.inputs.into_iter().filter_map(info).collect(),
+            outputs: metadata.outputs.into_iter().filter_map(info).collect(),
             special_shape,
         }
     }
 
-    /// The input of that name, if the model has it.
     pub fn input(&self, name: &str) -> Option<&TensorInfo> {
         self.inputs.iter().find(|input| input.name == name)
     }
 
-    /// Whether requests have a sequence.
     pub fn is_stateful(&self) -> bool {
         self.special_shape.is_some()
+    }
+
+    /// Whether this name is that of a special input or output of the model.
+    pub fn has_special(&self, name: &str) -> bool {
+        self.is_stateful() && is_special(name)
+    }
+
+    pub fn definition(&self) -> SignatureDefMap {
+        let protos = |infos: &[TensorInfo]| infos.iter().map(|info| (info.name.clone(), info.proto())).collect();
+        let definition =
+            SignatureDef { inputs: protos(&self.inputs), outputs: protos(&self.outputs), method_name: String::new() };
+        SignatureDefMap { signature_def: BTreeMap::from([(SIGNATURE_NAME.to_owned(), definition)]) }
     }
 }
 
 impl TensorInfo {
-    fn new(tensor: TensorMetadata) -> Self {
-        Self { data_type: DataType::from_protocol_name(&tensor.datatype), name: tensor.name, shape: tensor.shape }
+    pub fn data_type(&self) -> TensorFlow {
+        self.data_type.map_or(TensorFlow::DtInvalid, tensorflow)
+    }
+
+    fn proto(&self) -> TensorInfoProto {
+        TensorInfoProto {
+            name: self.name.clone(),
+            dtype: self.data_type() as i32,
+            tensor_shape: Some(shape_proto(&self.shape)),
+        }
     }
 }
 
-/// Whether a tensor of a stateful model carries the sequence's id or control.
 pub fn is_special(name: &str) -> bool {
     name == SEQUENCE_ID || name == SEQUENCE_CONTROL_INPUT
 }
@@ -82,6 +108,7 @@ pub fn is_special(name: &str) -> bool {
 /// A cache of signatures. An entry may be older than the model, so a request that fails with one asks Triton again.
 #[derive(Debug, Default)]
 pub struct Models {
+    // By name first, because a model that is gone, or was loaded again, is forgotten with all of its versions.
     signatures: RwLock<HashMap<String, HashMap<Version, Arc<Signature>>>>,
 }
 
@@ -94,12 +121,10 @@ impl Models {
         self.signatures.write().entry(name.to_owned()).or_default().insert(version, signature);
     }
 
-    /// Forgets a model that is gone, or was loaded again.
     pub fn remove(&self, name: &str) {
         self.signatures.write().remove(name);
     }
 
-    /// Forgets all models.
     pub fn clear(&self) {
         self.signatures.write().clear();
     }

@@ -1,7 +1,6 @@
 //! The command line: OpenVINO Model Server's options and the gateway's own.
 //!
-//! Every option of OVMS is obeyed or refused; [`refused`](crate::refused) has the second kind. The checks and their texts
-//! are OVMS's where it has them.
+//! Every option of OVMS is obeyed or refused. The checks and their texts are OVMS's where it has them.
 
 use std::ffi::OsString;
 use std::num::NonZero;
@@ -14,8 +13,7 @@ use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id, Parser};
 use http::uri::Authority;
 use log::LevelFilter;
 
-use crate::managed::{ModelOptions, ModelSource, ServerOptions, Source};
-use crate::refused;
+use crate::managed::{ModelOptions, ModelSource, ServerOptions, Source, boolean};
 
 /// OVMS's, in seconds.
 const POLL_WAIT: u32 = 1;
@@ -25,6 +23,47 @@ const VERSION: &str = match option_env!("STATEFUL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 const REST_WORKERS: std::ops::RangeInclusive<u32> = 2..=10_000;
+
+const GENERATIVE: &str = "it is for generative models, which the gateway doesn't serve. Remove it";
+const CONFIG_MANAGEMENT: &str = "edit config.json instead: the gateway reads it again when it changes";
+const CORS: &str = "the gateway answers no CORS requests. Remove it, and let a proxy add these headers";
+const DATA: &str =
+    "send the data as the model takes it, or put the step into the model before you export it. Remove it";
+
+/// Options of OVMS without a meaning here, and what to do instead.
+const REFUSED: &[(&str, &str)] = &[
+    ("trace_path", "use --log_level DEBUG"),
+    ("grpc_memory_quota", "limit the memory of the container or of the service instead. Remove it"),
+    ("grpc_channel_arguments", "let a proxy limit the age and the number of connections. Remove it"),
+    (
+        "custom_node_resources_cleaner_interval_seconds",
+        "custom nodes belong to pipelines, which the gateway doesn't serve. Remove it",
+    ),
+    ("cache_dir", "ONNX Runtime compiles nothing for the CPU that could be kept. Remove it"),
+    ("cpu_extension", "it extends OpenVINO, and the model runs in ONNX Runtime. Export it with operators of ONNX"),
+    ("metrics_list", "GET /metrics of the REST port has all metrics; docs/ovms.md has their names. Remove it"),
+    ("allow_credentials", CORS),
+    ("allowed_origins", CORS),
+    ("allowed_methods", CORS),
+    ("allowed_headers", CORS),
+    ("mean", DATA),
+    ("scale", DATA),
+    ("color_format", DATA),
+    ("precision", DATA),
+    ("list_models", CONFIG_MANAGEMENT),
+    ("add_to_config", CONFIG_MANAGEMENT),
+    ("remove_from_config", CONFIG_MANAGEMENT),
+    ("model_repository_path", "write --config_path, or --model_path and --model_name"),
+];
+/// Options of OVMS for generative models.
+const GENERATIVE_OPTIONS: &str = "\
+    api_key_file allowed_media_domains allowed_local_media_path pull source_model source_loras gguf_filename \
+    overwrite_models weight-format extra_quantization_params vocoder task graph_name cache_interval_multiplier \
+    cache_size default_num_inference_steps default_resolution draft_eagle3_mode draft_source_model \
+    dynamic_split_fuse enable_prefix_caching enable_tool_guided_generation guidance_scale kv_cache_precision \
+    max_allowed_chunks max_num_batched_tokens max_num_images_per_prompt max_num_inference_steps max_num_seqs \
+    max_prompt_len max_resolution model_distribution_policy normalize num_images_per_prompt num_streams \
+    pipeline_type pooling reasoning_parser resolution tool_parser truncate";
 
 /// Serves clients of OpenVINO Model Server with Triton's stateful backend: in front of a tritonserver that runs, or with one
 /// that it starts.
@@ -70,57 +109,16 @@ struct Arguments {
     triton_http: Option<Authority>,
 
     #[command(flatten, next_help_heading = "One model")]
-    model: Model,
+    model: ModelOptions,
 
     #[command(flatten, next_help_heading = "With a tritonserver that it starts")]
     managed: ManagedArguments,
+
+    #[command(flatten, next_help_heading = "With a tritonserver that it starts")]
+    server: ServerOptions,
 }
 
-#[derive(Debug, Default, clap::Args)]
-#[command(rename_all = "snake_case")]
-struct Model {
-    /// Name of the model.
-    #[arg(long, value_name = "NAME")]
-    model_name: Option<String>,
-    /// Folder with a folder for each version, or one .onnx file.
-    #[arg(long, value_name = "PATH")]
-    model_path: Option<String>,
-    /// Keeps a state for each sequence. Required.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
-    stateful: Option<bool>,
-    /// Removes idle sequences.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
-    idle_sequence_cleanup: Option<bool>,
-    /// Gives states to recurrences inside the model.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
-    low_latency_transformation: Option<bool>,
-    /// The most sequences at the same time.
-    #[arg(long, value_name = "NUMBER")]
-    max_sequence_number: Option<u32>,
-    /// Which versions are served, as JSON.
-    #[arg(long, value_name = "JSON")]
-    model_version_policy: Option<String>,
-    /// Threads that run the model.
-    #[arg(long, value_name = "NUMBER")]
-    nireq: Option<u32>,
-    /// NUM_STREAMS and INFERENCE_NUM_THREADS, as JSON.
-    #[arg(long, value_name = "JSON")]
-    plugin_config: Option<String>,
-    /// CPU.
-    #[arg(long, value_name = "DEVICE")]
-    target_device: Option<String>,
-    /// 1.
-    #[arg(long, value_name = "NUMBER")]
-    batch_size: Option<String>,
-    /// Refused; see docs/ovms.md.
-    #[arg(long, value_name = "SHAPE", hide = true)]
-    shape: Option<String>,
-    /// Refused; see docs/ovms.md.
-    #[arg(long, value_name = "LAYOUT", hide = true)]
-    layout: Option<String>,
-}
-
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, clap::Args)]
 #[command(rename_all = "snake_case")]
 struct ManagedArguments {
     /// Several models: config.json, or the folder that has it.
@@ -132,19 +130,9 @@ struct ManagedArguments {
     /// Minutes between two scans for idle sequences; 0: none. 5 if absent.
     #[arg(long, value_name = "MINUTES")]
     sequence_cleaner_poll_wait_minutes: Option<u32>,
-    /// The program; else the one in PATH, or /opt/tritonserver/bin/tritonserver.
-    #[arg(long, value_name = "FILE")]
-    tritonserver: Option<PathBuf>,
-    /// The folder with stateful/libtriton_stateful.so; else ../backends of this program's folder, or
-    /// /opt/tritonserver/backends.
-    #[arg(long, value_name = "FOLDER")]
-    backend_directory: Option<PathBuf>,
     /// Prints the config.pbtxt files and ends.
     #[arg(id = "print-config", long = "print-config", alias = "print_config", action = ArgAction::SetTrue)]
     print_config: bool,
-    /// Further arguments of tritonserver, after `--`.
-    #[arg(last = true, value_name = "ARGUMENTS")]
-    arguments: Vec<OsString>,
 }
 
 /// The command line, checked.
@@ -152,13 +140,10 @@ struct ManagedArguments {
 pub struct Settings {
     pub grpc: Option<Listen>,
     pub rest: Option<Listen>,
-    /// Threads that serve both.
     pub threads: usize,
     /// None: RUST_LOG may set it.
     pub log_level: Option<LevelFilter>,
-    /// A file for the log, in addition to standard error.
     pub log_path: Option<PathBuf>,
-    /// What answers the requests.
     pub mode: Mode,
 }
 
@@ -167,13 +152,8 @@ pub struct Settings {
 pub enum Mode {
     /// A tritonserver that runs.
     InFrontOf { grpc: Authority, http: Authority },
-    /// A tritonserver that the gateway starts.
-    Managed {
-        source: Source,
-        /// Time between two looks at the files; none: they are read on request.
-        poll: Option<Duration>,
-        server: ServerOptions,
-    },
+    /// A tritonserver that the gateway starts. `poll`: time between two looks at the files; none: they are read on request.
+    Managed { source: Source, poll: Option<Duration>, server: ServerOptions },
     /// Nothing: the config.pbtxt files are printed.
     PrintConfig(Source),
 }
@@ -202,7 +182,7 @@ impl Settings {
             return Err(Exit::Shown(Arguments::command().render_help().to_string()));
         }
         // Before clap, which would only say that it doesn't know these options.
-        refused::check(&arguments).map_err(Exit::Usage)?;
+        check(&arguments).map_err(Exit::Usage)?;
         let matches = Arguments::command().try_get_matches_from(arguments).map_err(exit)?;
         exclusive(&matches).map_err(Exit::Usage)?;
         Arguments::from_arg_matches(&matches).map_err(exit)?.settings().map_err(Exit::Usage)
@@ -219,13 +199,15 @@ fn exit(error: clap::Error) -> Exit {
 }
 
 /// Refuses options of a tritonserver that the gateway starts if there is one that runs, and options of a model if
-/// config.json has the models. clap has a group for the options of each struct.
+/// config.json has the models.
 fn exclusive(matches: &ArgMatches) -> Result<(), String> {
     let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    // clap has a group for the options of each struct, so a new option can't be missing here.
     let first = |group: &str| matches.get_many::<Id>(group).and_then(|mut ids| ids.next()).map(Id::as_str);
     if given("triton")
-        && let Some(first) = first("Model").or_else(|| first("ManagedArguments"))
+        && let Some(first) = ["ModelOptions", "ManagedArguments", "ServerOptions"].into_iter().find_map(first)
     {
+        // Those after `--` have no name.
         let name = if first == "arguments" { "" } else { first };
         return Err(format!(
             "--{name} is for a tritonserver that the gateway starts, and --triton names one that runs: use one of them"
@@ -235,10 +217,25 @@ fn exclusive(matches: &ArgMatches) -> Result<(), String> {
         if given("model_name") || given("model_path") {
             return Err("Use either config_path or model_path with model_name".to_owned());
         }
-        if let Some(first) = first("Model") {
+        if let Some(first) = first("ModelOptions") {
             return Err(format!(
                 "Model parameters in CLI are exclusive with the config file: write {first} in config.json"
             ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses the first option that OVMS has and that has no meaning here, with what to do instead.
+fn check(arguments: &[OsString]) -> Result<(), String> {
+    // What follows `--` is tritonserver's, which may have options of the same names.
+    let options = arguments.iter().skip(1).take_while(|argument| *argument != "--");
+    for argument in options.filter_map(|argument| argument.to_str()?.strip_prefix("--")) {
+        let name = argument.split_once('=').map_or(argument, |(name, _)| name);
+        let refused = REFUSED.iter().find(|(refused, _)| *refused == name).map(|(_, instead)| *instead);
+        let of_generative = || GENERATIVE_OPTIONS.split(' ').any(|option| option == name).then_some(GENERATIVE);
+        if let Some(instead) = refused.or_else(of_generative) {
+            return Err(format!("--{name} is refused: {instead}"));
         }
     }
     Ok(())
@@ -251,11 +248,9 @@ impl Arguments {
         let threads = self.threads()?;
         let log_level = self.log_level.as_deref().map(level).transpose()?;
         if self.metrics_enable == Some(false) {
-            return Err(
-                "--metrics_enable=false: GET /metrics is part of the REST port. Leave rest_port out, or keep /metrics \
-                        from clients by a proxy"
-                    .to_owned(),
-            );
+            let why = "--metrics_enable=false: GET /metrics is part of the REST port. Leave rest_port out, or keep /metrics \
+                       from clients by a proxy";
+            return Err(why.to_owned());
         }
         if self.metrics_enable.is_some() && rest.is_none() {
             return Err("rest_port setting is missing, metrics are enabled on rest port".to_owned());
@@ -274,8 +269,7 @@ impl Arguments {
         Ok(Settings { grpc, rest, threads, log_level, log_path, mode })
     }
 
-    /// One set of threads serves both protocols, and none of them waits for Triton, so more than a thread for each core
-    /// is only useful to those who ask for it.
+    /// How many threads serve both protocols.
     fn threads(&self) -> Result<usize, String> {
         let cores = available_parallelism().map_or(1, NonZero::get);
         if let Some(workers) = self.grpc_workers
@@ -288,86 +282,65 @@ impl Arguments {
                 return Err(format!("rest_workers count should be from 2 to {}", REST_WORKERS.end()));
             }
             if self.rest_port.unwrap_or(0) == 0 {
-                return Err(
-                    "rest_workers is set but rest_port is not set. rest_port is required to start rest servers"
-                        .to_owned(),
-                );
+                let why = "rest_workers is set but rest_port is not set. rest_port is required to start rest servers";
+                return Err(why.to_owned());
             }
         }
         if self.grpc_max_threads == Some(0) {
             return Err("--grpc_max_threads 0: 1 or more".to_owned());
         }
+        // None of them waits for Triton, so more than a thread for each core is only useful to those who ask for it.
         let least = self.rest_workers.unwrap_or(1) as usize;
         let most = self.grpc_max_threads.map_or(usize::MAX, |most| most as usize);
         Ok(cores.min(most).max(least))
     }
 
     fn mode(self, log_level: Option<LevelFilter>) -> Result<Mode, String> {
-        let Some(grpc) = self.triton else {
-            if self.triton_http.is_some() {
-                return Err("--triton_http is the HTTP address of the server of --triton, which is missing".to_owned());
-            }
-            let print_config = self.managed.print_config;
-            let poll = self.managed.file_system_poll_wait_seconds.unwrap_or(POLL_WAIT);
-            let server = ServerOptions {
-                tritonserver: self.managed.tritonserver.clone(),
-                backend_directory: self.managed.backend_directory.clone(),
-                log_level: log_level.unwrap_or(LevelFilter::Info),
-                log_path: self.log_path,
-                arguments: self.managed.arguments.clone(),
+        if let Some(grpc) = self.triton {
+            let http = match self.triton_http {
+                Some(http) => http,
+                None => format!("{}:{TRITON_HTTP_PORT}", grpc.host())
+                    .parse()
+                    .map_err(|error| format!("--triton {grpc}: {error}"))?,
             };
-            let source = source(self.model, self.managed)?;
-            if print_config {
-                return Ok(Mode::PrintConfig(source));
-            }
-            let poll = (poll > 0).then(|| Duration::from_secs(poll.into()));
-            return Ok(Mode::Managed { source, poll, server });
-        };
-        let http = match self.triton_http {
-            Some(http) => http,
-            None => format!("{}:{TRITON_HTTP_PORT}", grpc.host())
-                .parse()
-                .map_err(|error| format!("--triton {grpc}: {error}"))?,
-        };
-        Ok(Mode::InFrontOf { grpc, http })
+            return Ok(Mode::InFrontOf { grpc, http });
+        }
+        if self.triton_http.is_some() {
+            return Err("--triton_http is the HTTP address of the server of --triton, which is missing".to_owned());
+        }
+        let ManagedArguments { config_path, print_config, .. } = self.managed;
+        let cleaner_minutes = self.managed.sequence_cleaner_poll_wait_minutes;
+        let source = Source { models: models(self.model, config_path)?, cleaner_minutes };
+        if print_config {
+            return Ok(Mode::PrintConfig(source));
+        }
+        let poll = self.managed.file_system_poll_wait_seconds.unwrap_or(POLL_WAIT);
+        let poll = (poll > 0).then(|| Duration::from_secs(poll.into()));
+        // One option is for the logs of both processes.
+        let log_level = log_level.unwrap_or(LevelFilter::Info);
+        let server = ServerOptions { log_level, log_path: self.log_path, ..self.server };
+        Ok(Mode::Managed { source, poll, server })
     }
 }
 
 /// The models: those of `config.json`, or the one of the command line.
-fn source(model: Model, managed: ManagedArguments) -> Result<Source, String> {
-    let cleaner_minutes = managed.sequence_cleaner_poll_wait_minutes;
-    if let Some(path) = managed.config_path {
-        let path = if path.is_dir() { path.join("config.json") } else { path };
-        return Ok(Source { models: ModelSource::File(path), cleaner_minutes });
+fn models(model: ModelOptions, config_path: Option<PathBuf>) -> Result<ModelSource, String> {
+    if let Some(path) = config_path {
+        return Ok(ModelSource::File(if path.is_dir() { path.join("config.json") } else { path }));
     }
-    let (Some(name), Some(path)) = (model.model_name, model.model_path) else {
+    if model.model_name.is_none() || model.model_path.is_none() {
         return Err("Use config_path or model_path with model_name, or --triton".to_owned());
-    };
+    }
     if model.stateful != Some(true)
         && (model.low_latency_transformation.is_some()
             || model.max_sequence_number.is_some()
             || model.idle_sequence_cleanup.is_some())
     {
-        return Err(
-            "Setting low_latency_transformation, max_sequence_number and idle_sequence_cleanup require setting \
-                    stateful flag for the model."
-                .to_owned(),
-        );
+        let why = "Setting low_latency_transformation, max_sequence_number and idle_sequence_cleanup require setting \
+                   stateful flag for the model.";
+        return Err(why.to_owned());
     }
-    let options = ModelOptions {
-        stateful: model.stateful,
-        idle_sequence_cleanup: model.idle_sequence_cleanup,
-        low_latency_transformation: model.low_latency_transformation,
-        max_sequence_number: model.max_sequence_number.map(u64::from),
-        model_version_policy: model.model_version_policy,
-        nireq: model.nireq.map(u64::from),
-        plugin_config: model.plugin_config,
-        target_device: model.target_device,
-        batch_size: model.batch_size,
-        shape: model.shape,
-        layout: model.layout,
-    };
-    Ok(Source { models: ModelSource::CommandLine { name, path, options: Box::new(options) }, cleaner_minutes })
+    Ok(ModelSource::CommandLine(Box::new(model)))
 }
 
 fn listen(option: &str, port: Option<u32>, of_addresses: &str, addresses: &str) -> Result<Option<Listen>, String> {
@@ -380,9 +353,9 @@ fn listen(option: &str, port: Option<u32>, of_addresses: &str, addresses: &str) 
     Ok((port > 0).then_some(Listen { addresses, port }))
 }
 
-/// A host and a port.
 fn address(text: &str) -> Result<Authority, String> {
     let authority = text.parse::<Authority>().ok();
+    // Without a port, the gateway would start, and every request would fail.
     let complete = |address: &Authority| {
         address.port_u16().is_some_and(|port| port > 0) && !address.host().is_empty() && !text.contains('@')
     };
@@ -397,15 +370,6 @@ fn level(name: &str) -> Result<LevelFilter, String> {
         "WARNING" => Ok(LevelFilter::Warn),
         "ERROR" => Ok(LevelFilter::Error),
         _ => Err("log_level should be one of: TRACE, DEBUG, INFO, WARNING, ERROR".to_owned()),
-    }
-}
-
-/// As OVMS's parser of options takes it.
-fn boolean(text: &str) -> Result<bool, String> {
-    match text {
-        "true" | "True" | "t" | "T" | "1" => Ok(true),
-        "false" | "False" | "f" | "F" | "0" => Ok(false),
-        _ => Err("true or false".to_owned()),
     }
 }
 

@@ -8,7 +8,6 @@ use protox::Compiler;
 use protox::file::{File, FileResolver};
 use serde_json::{Map, Value};
 
-/// The fields that a configuration may have.
 const SCHEMA: &str = include_str!("model_config.proto");
 
 /// Reads a configuration. An error says what is wrong and where.
@@ -30,7 +29,7 @@ pub fn read(text: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// The configuration as text, a field a line.
+/// Writes a field a line.
 pub fn write(config: &Map<String, Value>) -> Result<String, String> {
     Ok(fields(&descriptor()?, config))
 }
@@ -91,20 +90,11 @@ fn fields(of: &MessageDescriptor, fields: &Map<String, Value>) -> String {
 }
 
 fn field(of: Option<&FieldDescriptor>, name: &str, value: &Value) -> String {
-    let message = message(of);
-    match (value, &message) {
-        (Value::Object(entries), Some(entry)) if of.is_some_and(FieldDescriptor::is_map) => {
-            let of_value = entry.map_entry_value_field();
-            let line = |(key, value): (&String, &Value)| {
-                format!("{name} {{ key: {} {} }}\n", quoted(key), member(Some(&of_value), "value", value))
-            };
-            entries.iter().map(line).collect()
+    match (value, message(of)) {
+        (Value::Object(entries), Some(message)) if !of.is_some_and(FieldDescriptor::is_map) => {
+            format!("{name} {{\n{}}}\n", indented(&fields(&message, entries)))
         }
-        (Value::Object(entries), Some(message)) => format!("{name} {{\n{}}}\n", indented(&fields(message, entries))),
-        (Value::Array(values), Some(_)) => {
-            values.iter().map(|value| format!("{}\n", member(of, name, value))).collect()
-        }
-        _ => format!("{}\n", member(of, name, value)),
+        _ => members(of, name, value).iter().map(|member| format!("{member}\n")).collect(),
     }
 }
 
@@ -119,25 +109,22 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// A field in one line.
-fn member(of: Option<&FieldDescriptor>, name: &str, value: &Value) -> String {
+/// What a field contributes, each without a line break: several messages and the entries of a map have its name each.
+fn members(of: Option<&FieldDescriptor>, name: &str, value: &Value) -> Vec<String> {
     match (value, message(of)) {
         (Value::Object(entries), Some(entry)) if of.is_some_and(FieldDescriptor::is_map) => {
             let of_value = entry.map_entry_value_field();
-            let entry = |(key, value): (&String, &Value)| {
-                format!("{name} {{ key: {} {} }}", quoted(key), member(Some(&of_value), "value", value))
-            };
-            entries.iter().map(entry).collect::<Vec<_>>().join(" ")
+            let value = |value| members(Some(&of_value), "value", value).join(" ");
+            entries.iter().map(|(key, of)| format!("{name} {{ key: {} {} }}", quoted(key), value(of))).collect()
         }
         (Value::Object(entries), message) => {
             let of = |name: &str| message.as_ref()?.get_field_by_name(name);
-            let inner: Vec<_> = entries.iter().map(|(name, value)| member(of(name).as_ref(), name, value)).collect();
-            format!("{name} {{ {} }}", inner.join(" ")).replace("{  }", "{ }")
+            let inner: Vec<_> =
+                entries.iter().flat_map(|(name, value)| members(of(name).as_ref(), name, value)).collect();
+            vec![format!("{name} {{ {} }}", inner.join(" ")).replace("{  }", "{ }")]
         }
-        (Value::Array(values), Some(_)) => {
-            values.iter().map(|value| member(of, name, value)).collect::<Vec<_>>().join(" ")
-        }
-        (value, _) => format!("{name}: {}", scalar(of, value)),
+        (Value::Array(values), Some(_)) => values.iter().flat_map(|value| members(of, name, value)).collect(),
+        (value, _) => vec![format!("{name}: {}", scalar(of, value))],
     }
 }
 

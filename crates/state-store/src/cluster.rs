@@ -20,16 +20,15 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue, Value, cmd};
 
-use crate::connector::{Connector, MOST_ASKED, named, share};
+use crate::connector::{Connector, ask_in_turn, named};
 use crate::location::Host;
 use crate::record::StoreError;
 use crate::server::{PAUSE, PAUSES_UNTIL_TEST, RETRY_AFTER, Server};
 
 const SLOTS: u16 = 16384;
 
-/// The servers of a cluster.
 pub struct Cluster {
-    connector: Arc<Connector>,
+    pub connector: Arc<Connector>,
     replicas: u32,
     servers: Mutex<BTreeMap<Host, Arc<Server>>>,
     primaries: Mutex<Primaries>,
@@ -43,14 +42,11 @@ pub struct Cluster {
 #[derive(Default)]
 struct Primaries {
     ranges: Arc<[Range]>,
-    is_old: bool,
-    /// When servers were asked.
+    is_new: bool,
     asked: Option<Instant>,
-    /// Why none of them answered.
     why: Option<StoreError>,
 }
 
-/// Slots that follow one another.
 struct Range {
     first: u16,
     last: u16,
@@ -58,21 +54,15 @@ struct Range {
 }
 
 impl Cluster {
-    /// A cluster that is connected to when it is used first.
     pub fn new(connector: Arc<Connector>, replicas: u32) -> Self {
-        let primaries = Primaries { is_old: true, ..Primaries::default() };
         Self {
             connector,
             replicas,
             servers: Mutex::default(),
-            primaries: Mutex::new(primaries),
+            primaries: Mutex::default(),
             asking: Mutex::default(),
             is_denied: AtomicBool::new(false),
         }
-    }
-
-    pub fn connector(&self) -> &Connector {
-        &self.connector
     }
 
     /// Sends commands to the primaries that have these keys, and returns their replies. A command that came to a server
@@ -102,13 +92,13 @@ impl Cluster {
         replies: &mut [Value],
     ) -> Result<BTreeMap<Host, Vec<usize>>, StoreError> {
         let servers: Vec<_> = groups.keys().map(|host| self.server(host)).collect();
-        let (mut sent, until) = (Vec::new(), Instant::now() + self.connector.timeout());
+        let (mut sent, until) = (Vec::new(), Instant::now() + self.connector.timeout);
         // In the order of the hosts, because two calls that wait for each other's connections would both fail.
         for (server, group) in servers.iter().zip(groups.values()) {
             let commands: Vec<_> = group.iter().map(|&at| &commands[at].1).collect();
             sent.push(server.send(&commands, has_writes, until));
         }
-        let until = Instant::now() + self.connector.timeout();
+        let until = Instant::now() + self.connector.timeout;
         let (mut moved, mut failed) = (BTreeMap::<Host, Vec<usize>>::new(), Ok(()));
         for ((host, group), sent) in groups.iter().zip(sent) {
             // After an error, other primaries only get what is left of the time.
@@ -190,13 +180,13 @@ impl Cluster {
     }
 
     fn are_old(&self) {
-        self.primaries.lock().is_old = true;
+        self.primaries.lock().is_new = false;
     }
 
-    /// Which primary has which slots, as far as is known. Asks the servers if that may have changed, but not all the
-    /// time, and in one thread at a time.
+    /// Which primary has which slots, as far as is known. Asks the servers if that may have changed, in one thread at a
+    /// time.
     fn ranges(&self) -> Result<Arc<[Range]>, StoreError> {
-        let until = Instant::now() + self.connector.timeout();
+        let until = Instant::now() + self.connector.timeout;
         if let Some(known) = self.known(false) {
             return known;
         }
@@ -218,12 +208,13 @@ impl Cluster {
         match asked {
             Ok(ranges) => {
                 primaries.ranges = ranges.into();
-                (primaries.is_old, primaries.why) = (false, None);
+                (primaries.is_new, primaries.why) = (true, None);
                 let is_known = |host: &Host| primaries.ranges.iter().any(|range| range.primary == *host);
                 self.servers.lock().retain(|host, _| is_known(host));
             }
             Err(why) => primaries.why = Some(why),
         }
+        // `known` takes the first lock again, and the next thread that waits for the second need not ask any more.
         drop((primaries, asking));
         self.known(true).unwrap_or_else(|| Err(no_answer("yet")))
     }
@@ -232,8 +223,9 @@ impl Cluster {
     /// known yet.
     fn known(&self, even_old: bool) -> Option<Result<Arc<[Range]>, StoreError>> {
         let primaries = self.primaries.lock();
+        // Not all the time: while servers are down, each operation would ask all of them.
         let was_asked = primaries.asked.is_some_and(|asked| asked.elapsed() < RETRY_AFTER);
-        if primaries.is_old && !was_asked && !even_old {
+        if !primaries.is_new && !was_asked && !even_old {
             return None;
         }
         match &primaries.why {
@@ -254,17 +246,8 @@ impl Cluster {
         rotate_at_random(&mut others);
         let longest = known.len().max(others.len());
         let hosts = (0..longest).flat_map(|at| known.get(at).into_iter().chain(others.get(at)));
-        let hosts: Vec<_> = hosts.take(MOST_ASKED).copied().collect();
-        let mut why = StoreError::Unreachable("no server is known".to_owned());
-        for (asked, host) in hosts.iter().enumerate() {
-            match self.ask_server(host, share(until, hosts.len() - asked)) {
-                Ok(ranges) => return Ok(ranges),
-                // A wrong password tells more than a server that is down.
-                Err(_) if matches!(why, StoreError::Denied(_)) => {}
-                Err(error) => why = named(error, |text| format!("server {host}: {text}")),
-            }
-        }
-        Err(why)
+        let hosts: Vec<_> = hosts.copied().collect();
+        ask_in_turn("server", &hosts, until, |host, until| self.ask_server(host, until)).map(|(_, ranges)| ranges)
     }
 
     fn ask_server(&self, host: &Host, until: Instant) -> Result<Vec<Range>, StoreError> {
@@ -285,9 +268,8 @@ fn no_answer(when: &str) -> StoreError {
     StoreError::Unreachable(format!("no server of the cluster has answered {when}"))
 }
 
-/// So that servers are asked equally often.
 fn rotate_at_random<T>(hosts: &mut [T]) {
-    // Without a random number, it begins with the first one.
+    // So that servers are asked equally often. Without a random number, it begins with the first one.
     let number = getrandom::u32().unwrap_or_default() as usize;
     if !hosts.is_empty() {
         hosts.rotate_left(number % hosts.len());

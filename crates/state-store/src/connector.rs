@@ -24,15 +24,14 @@ use crate::location::{Address, Host, Login, RedisLocation, Tls};
 use crate::record::StoreError;
 
 /// How many of several servers are asked, before that counts as an error.
-pub const MOST_ASKED: usize = 3;
+const MOST_ASKED: usize = 3;
 /// A wait of no time at all would be an error.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Connects to a store.
 pub struct Connector {
     location: RedisLocation,
     /// The longest time to wait for an answer.
-    timeout: Duration,
+    pub timeout: Duration,
     /// Which sentinel is asked first.
     first: AtomicUsize,
 }
@@ -52,19 +51,11 @@ impl Connector {
     pub fn connect(&self, until: Instant) -> Result<Connection, StoreError> {
         match &self.location.address {
             Address::Network(host) => self.connect_to(host, until),
-            Address::Socket(path) => {
-                let address = ConnectionAddr::Unix(path.clone());
-                self.ready(self.open(address, &self.location.login, self.location.database, until)?)
-            }
+            Address::Socket(path) => self.ready(self.log_in(ConnectionAddr::Unix(path.clone()), until)?),
             Address::Sentinels(sentinels, name) => self.connect_to_primary(sentinels, name, until),
             // Each of its servers has a host of its own.
             Address::Cluster(_) => Err(StoreError::unexpected()),
         }
-    }
-
-    /// The longest time to wait for an answer.
-    pub const fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// Why a command failed. The errors of redis never have a command's arguments, so no blob and no password.
@@ -125,15 +116,18 @@ impl Connector {
 
     /// Connects to this server of a cluster, or to this primary.
     pub fn connect_to(&self, host: &Host, until: Instant) -> Result<Connection, StoreError> {
-        self.ready(self.open(self.network(host), &self.location.login, self.location.database, until)?)
+        self.ready(self.log_in(self.network(host), until)?)
+    }
+
+    fn log_in(&self, address: ConnectionAddr, until: Instant) -> Result<Connection, StoreError> {
+        self.open(address, &self.location.login, self.location.database, until)
     }
 
     /// Asks the sentinels for the primary. A sentinel that is wrong is asked last the next time.
     fn connect_to_primary(&self, sentinels: &[Host], name: &str, until: Instant) -> Result<Connection, StoreError> {
         let (at, primary) = self.ask_sentinels(sentinels, name, until)?;
         let until = Instant::now() + self.timeout;
-        let login = &self.location.login;
-        let connection = self.open(self.network(&primary), login, self.location.database, until);
+        let connection = self.log_in(self.network(&primary), until);
         let connection = connection.and_then(|connection| self.ready(self.check_role(connection, until)?));
         connection.map_err(|error| {
             self.first.store(at + 1, Ordering::Relaxed);
@@ -141,25 +135,17 @@ impl Connector {
         })
     }
 
-    /// Asks some sentinels one after the other, until one has answered. Also returns its number. The next time, it is
-    /// asked first, or the next ones if none has answered.
+    /// Asks some sentinels one after the other. Also returns the number of the one that has answered.
     fn ask_sentinels(&self, sentinels: &[Host], name: &str, until: Instant) -> Result<(usize, Host), StoreError> {
         let first = self.first.load(Ordering::Relaxed);
-        let most = sentinels.len().min(MOST_ASKED);
-        let mut why = StoreError::Unreachable("no sentinel is known".to_owned());
-        for (asked, at) in (first..).take(most).map(|at| at % sentinels.len()).enumerate() {
-            match self.ask_sentinel(&sentinels[at], name, share(until, most - asked)) {
-                Ok(primary) => {
-                    self.first.store(at, Ordering::Relaxed);
-                    return Ok((at, primary));
-                }
-                // A wrong password or name tells more than a server that is down.
-                Err(_) if matches!(why, StoreError::Denied(_)) => {}
-                Err(error) => why = named(error, |text| format!("sentinel {}: {text}", sentinels[at])),
-            }
-            self.first.store(at + 1, Ordering::Relaxed);
-        }
-        Err(why)
+        let hosts = sentinels.iter().cycle().skip(first % sentinels.len().max(1)).take(sentinels.len());
+        let hosts: Vec<_> = hosts.collect();
+        let answer = ask_in_turn("sentinel", &hosts, until, |host, until| self.ask_sentinel(host, name, until));
+        // The next time, the one that has answered is asked first, or the next ones if none has.
+        let asked = answer.as_ref().map_or(MOST_ASKED.min(hosts.len()), |(asked, _)| *asked);
+        let next = (first + asked) % sentinels.len().max(1);
+        self.first.store(next, Ordering::Relaxed);
+        answer.map(|(_, primary)| (next, primary))
     }
 
     fn ask_sentinel(&self, sentinel: &Host, name: &str, until: Instant) -> Result<Host, StoreError> {
@@ -205,6 +191,7 @@ impl Connector {
         let mut of_redis = RedisConnectionInfo::default()
             .set_db(database)
             .set_protocol(ProtocolVersion::RESP2)
+            // The command for it came with Redis 7.2, and 6.2 is enough for a store.
             .set_skip_set_lib_name();
         if let Some(user) = &login.user {
             of_redis = of_redis.set_username(user);
@@ -235,10 +222,26 @@ pub fn left_until(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(SHORTEST)
 }
 
-/// When the first of so many servers must have answered, so that each has its part of the time.
-pub fn share(until: Instant, servers: usize) -> Instant {
-    let servers = u32::try_from(servers).unwrap_or(u32::MAX).max(1);
-    Instant::now() + left_until(until) / servers
+/// Asks some servers one after the other, until one has answered. Also returns its number.
+pub fn ask_in_turn<T>(
+    kind: &str,
+    hosts: &[&Host],
+    until: Instant,
+    ask: impl Fn(&Host, Instant) -> Result<T, StoreError>,
+) -> Result<(usize, T), StoreError> {
+    let mut why = StoreError::Unreachable(format!("no {kind} is known"));
+    let asked = &hosts[..hosts.len().min(MOST_ASKED)];
+    for (at, host) in asked.iter().enumerate() {
+        // Each has its part of the time, because a server that is down may not answer at all.
+        let left = left_until(until) / u32::try_from(asked.len() - at).unwrap_or(u32::MAX);
+        match ask(host, Instant::now() + left) {
+            Ok(answer) => return Ok((at, answer)),
+            // A wrong password or name tells more than a server that is down.
+            Err(_) if matches!(why, StoreError::Denied(_)) => {}
+            Err(error) => why = named(error, |text| format!("{kind} {host}: {text}")),
+        }
+    }
+    Err(why)
 }
 
 /// Whether a connection must be given up, because the store is a replica since a fail-over.
@@ -259,7 +262,6 @@ fn is_of_tls(error: &RedisError) -> bool {
         || error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains("TLS")
 }
 
-/// Reads the files of TLS.
 fn certificates(tls: &Tls) -> Result<TlsCertificates, StoreError> {
     let denied = |path: &Path, why: String| StoreError::Denied(format!("TLS: {}: {why}", path.display()));
     let read = |path: &Path| fs::read(path).map_err(|error| denied(path, error.to_string()));

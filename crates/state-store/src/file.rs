@@ -18,9 +18,7 @@ use redb::{AccessGuard, Builder, Database, DatabaseError, ReadableTable, Storage
 
 use crate::record::{Effect, Op, Record, Reply, Settings, Store, StoreError, Token};
 
-/// The file in the folder.
 const FILE: &str = "sequences.redb";
-/// Memory for pages of the file.
 const CACHE_BYTES: usize = 64 << 20;
 /// redb's limit is 3 GiB.
 const MOST_BYTES: usize = 1 << 30;
@@ -29,13 +27,11 @@ const SWEPT_AT_ONCE: usize = 256;
 
 /// Key → token (none: ended), and when the record expires.
 const OWNERS: TableDefinition<'_, &[u8], (Option<[u8; Token::BYTES]>, u64)> = TableDefinition::new("owners");
-/// Key → blob.
 const BLOBS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("blobs");
 
 /// The folders that are open in this process: the models of a server may share one. A folder stays in the list until its
 /// database is closed.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Shared>>> = Mutex::new(BTreeMap::new());
-/// A folder was closed.
 static CLOSED: Condvar = Condvar::new();
 
 /// A view of a folder, with settings of its own.
@@ -143,7 +139,6 @@ impl Store for FileStore {
     }
 }
 
-/// The tables in a transaction.
 struct Tables<'a> {
     owners: Table<'a, &'static [u8], (Option<[u8; Token::BYTES]>, u64)>,
     blobs: Table<'a, &'static [u8], &'static [u8]>,
@@ -154,13 +149,16 @@ struct Tables<'a> {
 impl Tables<'_> {
     fn apply(&mut self, key: &[u8], operation: &Op<'_>) -> Result<Reply, StoreError> {
         let owner = self.owners.get(key).map_err(failed)?.map(|owner| owner.value());
+        // Expired records are removed later, and must not be found until then.
         let live = owner.filter(|(_, expires)| *expires > self.now);
         let (effect, reply) = {
-            let blob = Blob(self.blobs.get(key).map_err(failed)?);
+            let found = self.blobs.get(key).map_err(failed)?;
+            let blob = found.as_ref().map_or(&[][..], AccessGuard::value);
             let record = match live {
                 None => None,
                 Some((None, _)) => Some(Record::Ended(blob)),
-                Some((Some(_), _)) if blob.0.is_none() => None,
+                // Both tables are written together, so only a damaged file has one without the other.
+                Some((Some(_), _)) if found.is_none() => None,
                 Some((Some(token), _)) => Some(Record::Live { token: Token::from_bytes(token), blob }),
             };
             operation.apply(record.as_ref())
@@ -195,15 +193,6 @@ impl Tables<'_> {
     fn own(&mut self, key: &[u8], token: Option<Token>) -> Result<(), StoreError> {
         self.owners.insert(key, (token.map(|token| *token.bytes()), self.expires)).map_err(failed)?;
         Ok(())
-    }
-}
-
-/// The bytes of a key; none if there is no such key.
-struct Blob<'a>(Option<AccessGuard<'a, &'static [u8]>>);
-
-impl AsRef<[u8]> for Blob<'_> {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], AccessGuard::value)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
 /// The sequences of one model in a store.
 pub struct Keeper {
     store: Arc<dyn Store>,
-    /// The prefix of the keys of its records.
+    /// The prefix of the keys of its records, which separates them from those of other models.
     space: Vec<u8>,
     settings: Settings,
     /// The keepers of older instances of the model in this process.
@@ -22,14 +22,13 @@ pub struct Hold {
     token: Token,
     /// The store said so to a request that was sent after this.
     confirmed: Instant,
-    /// The store may not have a record of it yet.
     is_new: bool,
     /// The tokens of older sequences of the id that this one may replace.
     replaces: Vec<Token>,
 }
 
 impl Hold {
-    /// Whether both are of one sequence.
+    /// Whether both are of one sequence. No other one has the token, even if it has the same id.
     pub fn is_same(&self, other: &Self) -> bool {
         self.token == other.token
     }
@@ -57,13 +56,11 @@ impl Hold {
         }
     }
 
-    /// Identifies the sequence. No other one has it, even if it has the same id.
     pub const fn token(&self) -> Token {
         self.token
     }
 }
 
-/// The answer to a server that asks for a sequence.
 #[derive(Debug)]
 pub enum Claimed {
     /// It belongs to this server now and has this state.
@@ -78,7 +75,6 @@ pub enum Claimed {
     Asked,
 }
 
-/// What a request has done to its sequence.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
     /// It starts this sequence ([`Keeper::hold`]), which has no state yet. With `true`, the owner of an older sequence with its
@@ -92,7 +88,6 @@ pub enum Change<'a> {
     End(&'a Hold, &'a [u8]),
 }
 
-/// The result of a [`Change`].
 #[derive(Debug)]
 pub enum Saved {
     /// It is in the store. The sequence belongs to this server, unless it has ended.
@@ -108,7 +103,14 @@ pub enum Saved {
 }
 
 impl Change<'_> {
-    fn operation<'b>(&'b self, hold: &'b Hold) -> Op<'b> {
+    const fn hold(&self) -> &Hold {
+        match self {
+            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => hold,
+        }
+    }
+
+    fn operation(&self) -> Op<'_> {
+        let hold = self.hold();
         let (token, old) = (hold.token, hold.replaces.as_slice());
         match *self {
             Self::Begin(_, asks) => Op::Start { token, asks },
@@ -122,7 +124,6 @@ impl Change<'_> {
 }
 
 impl Keeper {
-    /// `space` separates the records from those of other models.
     pub fn new(store: Arc<dyn Store>, space: &str, settings: Settings) -> Self {
         let space = format!("{space}:").into_bytes();
         Self { store, space, settings, older: Vec::new() }
@@ -168,7 +169,6 @@ impl Keeper {
         holds.into_iter().zip(replies).map(reserved).collect()
     }
 
-    /// Asks whether the store answers.
     pub fn probe(&self) -> Result<(), StoreError> {
         // No sequence has this id.
         self.claim(&[(b"load", false)]).map(drop)
@@ -210,27 +210,20 @@ impl Keeper {
         Ok(holds.iter().zip(replies).map(is_ours).collect())
     }
 
-    /// Saves what requests have done to their sequences.
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
+        // Before the store is asked, because an END of another server may come right after its answer.
         let confirmed = Instant::now();
-        let hold = |change: &Change<'_>| match *change {
-            Change::Begin(hold, _) | Change::Step(hold, _) | Change::Release(hold, _) | Change::End(hold, _) => {
-                hold.clone()
-            }
+        let operations = changes.iter().map(|change| (change.hold().key.as_slice(), change.operation()));
+        let mut replies = self.apply(operations.collect())?;
+        self.restore_lost(changes, &mut replies)?;
+        let done = |change: &Change<'_>| {
+            let Hold { key, token, .. } = change.hold();
+            Ok(Saved::Done(Hold { key: key.clone(), token: *token, confirmed, is_new: false, replaces: Vec::new() }))
         };
-        let mut holds: Vec<_> = changes.iter().map(hold).collect();
-        let operations = holds.iter().zip(changes).map(|(hold, change)| (hold.key.as_slice(), change.operation(hold)));
-        let operations = operations.collect();
-        let mut replies = self.apply(operations)?;
-        self.restore_lost(changes, &holds, &mut replies)?;
-        for hold in &mut holds {
-            (hold.confirmed, hold.is_new) = (confirmed, false);
-            hold.replaces.clear();
-        }
-        let saved = |((hold, change), reply): ((Hold, &Change<'_>), Reply)| match (reply, change) {
-            (Reply::Done, _) => Ok(Saved::Done(hold)),
+        let saved = |(change, reply): (&Change<'_>, Reply)| match (reply, change) {
+            (Reply::Done, _) => done(change),
             // It is over in either case.
-            (Reply::Ended | Reply::Absent, Change::End(..)) => Ok(Saved::Done(hold)),
+            (Reply::Ended | Reply::Absent, Change::End(..)) => done(change),
             (Reply::Moved, _) => Ok(Saved::Moved),
             (Reply::Ended, _) => Ok(Saved::Ended),
             (Reply::Absent, _) => Ok(Saved::Absent),
@@ -239,22 +232,19 @@ impl Keeper {
                 Err(StoreError::unexpected())
             }
         };
-        holds.into_iter().zip(changes).zip(replies).map(saved).collect()
+        changes.iter().zip(replies).map(saved).collect()
     }
 
     /// Makes the records again that the store has lost.
-    fn restore_lost(&self, changes: &[Change<'_>], holds: &[Hold], replies: &mut [Reply]) -> Result<(), StoreError> {
+    fn restore_lost(&self, changes: &[Change<'_>], replies: &mut [Reply]) -> Result<(), StoreError> {
         let mut lost = Vec::new();
-        for (at, (change, hold)) in changes.iter().zip(holds).enumerate() {
-            if let Change::Step(_, blob) | Change::Release(_, Some(blob)) = *change
+        for (at, change) in changes.iter().enumerate() {
+            if let Change::Step(hold, blob) | Change::Release(hold, Some(blob)) = *change
                 && replies[at] == Reply::Absent
                 && self.can_restore(hold)
             {
                 lost.push((at, (hold.key.as_slice(), Op::Restore { token: hold.token, blob })));
             }
-        }
-        if lost.is_empty() {
-            return Ok(());
         }
         let restored = self.apply(lost.iter().map(|&(_, operation)| operation).collect())?;
         for ((at, _), reply) in lost.into_iter().zip(restored) {
@@ -272,9 +262,9 @@ impl Keeper {
         })
     }
 
-    /// Whether an absent record can only be one that the store has lost. After `confirmed`, an END of another server would
-    /// have left [`crate::Record::Ended`], which stays for the same time.
+    /// Whether an absent record can only be one that the store has lost.
     fn can_restore(&self, hold: &Hold) -> bool {
+        // After `confirmed`, an END of another server would have left `Record::Ended`, which stays for the same time.
         hold.confirmed.elapsed() < self.settings.ttl
     }
 
@@ -283,6 +273,7 @@ impl Keeper {
     }
 
     fn apply(&self, operations: Vec<(&[u8], Op<'_>)>) -> Result<Vec<Reply>, StoreError> {
+        // A folder would sync the disk, and a server on the network would be asked, for nothing.
         if operations.is_empty() {
             return Ok(Vec::new());
         }

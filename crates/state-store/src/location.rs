@@ -9,24 +9,19 @@ use crate::record::StoreError;
 /// Where a store is, and how this server identifies itself there. Its texts have no password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A folder of this machine.
     File(PathBuf),
-    /// Valkey or Redis.
     Redis(Box<RedisLocation>),
 }
 
-/// Valkey or Redis.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisLocation {
     pub(crate) address: Address,
     pub(crate) database: i64,
     pub(crate) tls: Option<Tls>,
     pub(crate) login: Login,
-    /// For the sentinels, which have users and passwords of their own.
     pub(crate) sentinel_login: Login,
 }
 
-/// Where Valkey or Redis listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Network(Host),
@@ -37,7 +32,6 @@ pub enum Address {
     Cluster(Vec<Host>),
 }
 
-/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Host {
     pub name: String,
@@ -49,13 +43,10 @@ pub struct Host {
 pub struct Tls {
     /// Certificates of the authorities that may have signed the store's; without it, the system's.
     pub authorities: Option<PathBuf>,
-    /// This server's certificate.
     pub certificate: Option<PathBuf>,
-    /// The private key of this server's certificate.
     pub key: Option<PathBuf>,
 }
 
-/// A user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     pub(crate) user: Option<String>,
@@ -81,24 +72,22 @@ const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
 impl Location {
-    /// Reads a location.
     pub fn new(text: &str) -> Result<Self, BadLocation> {
         let bad = |why: &str| Err(BadLocation(why.to_owned()));
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
-        let redis = |location: Result<RedisLocation, _>| location.map(|location| Self::Redis(Box::new(location)));
-        match scheme {
-            "file" if rest.is_empty() => bad("'file:' needs a folder: write 'file:/var/lib/sequences'"),
-            "file" if rest.starts_with("//") => bad("a folder is written without '//': 'file:/FOLDER'"),
-            "file" => Ok(Self::File(rest.into())),
-            "redis" => redis(RedisLocation::of_network(rest, None)),
-            "rediss" => redis(RedisLocation::of_network(rest, Some(Tls::default()))),
-            "redis+sentinel" => redis(RedisLocation::of_sentinels(rest, None)),
-            "rediss+sentinel" => redis(RedisLocation::of_sentinels(rest, Some(Tls::default()))),
-            "unix" => redis(RedisLocation::of_socket(rest)),
-            "redis+cluster" => redis(RedisLocation::of_cluster(rest, None)),
-            "rediss+cluster" => redis(RedisLocation::of_cluster(rest, Some(Tls::default()))),
-            _ => bad(FORMS),
-        }
+        let location = match scheme {
+            "file" if rest.is_empty() => return bad("'file:' needs a folder: write 'file:/var/lib/sequences'"),
+            // `//` begins a host in the other forms. Here, it would be taken for a part of the path.
+            "file" if rest.starts_with("//") => return bad("a folder is written without '//': 'file:/FOLDER'"),
+            "file" => return Ok(Self::File(rest.into())),
+            "unix" => RedisLocation::of_socket(rest)?,
+            "redis" | "redis+sentinel" | "redis+cluster" => RedisLocation::of_hosts(scheme, rest, None)?,
+            "rediss" | "rediss+sentinel" | "rediss+cluster" => {
+                RedisLocation::of_hosts(scheme, rest, Some(Tls::default()))?
+            }
+            _ => return bad(FORMS),
+        };
+        Ok(Self::Redis(Box::new(location)))
     }
 
     /// Whether replicas of the store can acknowledge a write.
@@ -108,31 +97,25 @@ impl Location {
 }
 
 impl RedisLocation {
-    /// Reads `//[USER@]HOST[:PORT][/DATABASE][?OPTIONS]`.
-    fn of_network(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
+    /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]][/PATH][?OPTIONS]`. The path is a database, the name of a primary that
+    /// sentinels know, or nothing.
+    fn of_hosts(scheme: &str, rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
         let (user, hosts, path, options) = split(rest)?;
-        let host = Host::new(hosts, PORT)?;
-        let database = read_database(path)?;
-        Self { database, ..Self::at(Address::Network(host), tls, user) }.with_options(options)
-    }
-
-    /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]]/NAME[?OPTIONS]`.
-    fn of_sentinels(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
-        let (user, hosts, name, options) = split(rest)?;
-        let hosts = Host::several(hosts, SENTINEL_PORT)?;
-        if name.is_empty() || name.contains('/') {
-            let why = "the sentinels need the name of the primary, and a database is an option: write \
-                       'redis+sentinel://HOST:PORT,HOST:PORT/NAME?db=DATABASE'";
-            return Err(BadLocation(why.to_owned()));
-        }
-        Self::at(Address::Sentinels(hosts, name.to_owned()), tls, user).with_options(options)
-    }
-
-    /// Reads `//[USER@]HOST[:PORT][,HOST[:PORT]][?OPTIONS]`.
-    fn of_cluster(rest: &str, tls: Option<Tls>) -> Result<Self, BadLocation> {
-        let (user, hosts, path, options) = split(rest)?;
-        let location = Self::at(Address::Cluster(Host::several(hosts, PORT)?), tls, user).with_options(options)?;
-        if !path.is_empty() || location.database != 0 {
+        let (address, database) = match scheme.split_once('+') {
+            None => (Address::Network(Host::new(hosts, PORT)?), read_database(path)?),
+            Some((_, "sentinel")) => {
+                let hosts = Host::several(hosts, SENTINEL_PORT)?;
+                if path.is_empty() || path.contains('/') {
+                    let why = "the sentinels need the name of the primary, and a database is an option: write \
+                               'redis+sentinel://HOST:PORT,HOST:PORT/NAME?db=DATABASE'";
+                    return Err(BadLocation(why.to_owned()));
+                }
+                (Address::Sentinels(hosts, path.to_owned()), 0)
+            }
+            Some(_) => (Address::Cluster(Host::several(hosts, PORT)?), 0),
+        };
+        let location = Self { database, ..Self::at(address, tls, user) }.with_options(options)?;
+        if matches!(location.address, Address::Cluster(_)) && (!path.is_empty() || location.database != 0) {
             return Err(BadLocation("a cluster has database 0 only: leave the database out".to_owned()));
         }
         Ok(location)
@@ -156,19 +139,19 @@ impl RedisLocation {
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let has_sentinels = matches!(self.address, Address::Sentinels(..));
+            // Sentinels have users and passwords of their own.
+            let (login, name) = match name.strip_prefix("sentinel_") {
+                Some(own @ ("user" | "password_file" | "password_env")) if has_sentinels => {
+                    (&mut self.sentinel_login, own)
+                }
+                _ => (&mut self.login, name),
+            };
             match (name, &mut self.tls) {
                 _ if value.is_empty() => return Err(BadLocation(format!("the option '{name}' needs a value"))),
-                ("user", _) => self.login.user = Some(value.to_owned()),
+                ("user", _) => login.user = Some(value.to_owned()),
                 ("db", _) => self.database = read_database(value)?,
-                ("password_file", _) => self.login.password = Some(Secret::File(value.into())),
-                ("password_env", _) => self.login.password = Some(Secret::Environment(value.to_owned())),
-                ("sentinel_user", _) if has_sentinels => self.sentinel_login.user = Some(value.to_owned()),
-                ("sentinel_password_file", _) if has_sentinels => {
-                    self.sentinel_login.password = Some(Secret::File(value.into()));
-                }
-                ("sentinel_password_env", _) if has_sentinels => {
-                    self.sentinel_login.password = Some(Secret::Environment(value.to_owned()));
-                }
+                ("password_file", _) => login.password = Some(Secret::File(value.into())),
+                ("password_env", _) => login.password = Some(Secret::Environment(value.to_owned())),
                 ("ca", Some(tls)) => tls.authorities = Some(value.into()),
                 ("cert", Some(tls)) => tls.certificate = Some(value.into()),
                 ("key", Some(tls)) => tls.key = Some(value.into()),
@@ -238,7 +221,6 @@ impl Host {
 }
 
 impl Login {
-    /// Reads the password.
     pub(crate) fn password(&self) -> Result<Option<String>, StoreError> {
         let missing = |why: String| StoreError::Denied(format!("no password: {why}"));
         match &self.password {
@@ -246,6 +228,7 @@ impl Login {
             Some(Secret::File(path)) => {
                 let read = fs::read_to_string(path);
                 let text = read.map_err(|error| missing(format!("{}: {error}", path.display())))?;
+                // Editors and `echo` end a file with a line break, which is no part of the password.
                 Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
             }
             Some(Secret::Environment(name)) => {

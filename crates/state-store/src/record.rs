@@ -8,10 +8,8 @@ use std::time::Duration;
 pub struct Token([u8; Self::BYTES]);
 
 impl Token {
-    /// Length of [`Token::bytes`].
     pub const BYTES: usize = 16;
 
-    /// A random token.
     pub fn random() -> Result<Self, StoreError> {
         let mut bytes = [0; Self::BYTES];
         getrandom::fill(&mut bytes).map_err(|error| StoreError::Unreachable(format!("no random numbers: {error}")))?;
@@ -23,14 +21,12 @@ impl Token {
         Self(bytes)
     }
 
-    /// The token that this text was made of.
     pub(crate) fn read(text: &[u8]) -> Option<Self> {
         let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         let bytes: Option<Vec<_>> = text.chunks(2).map(digits).collect();
         Some(Self(bytes?.try_into().ok()?))
     }
 
-    /// Its bytes.
     pub const fn bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
@@ -42,96 +38,75 @@ impl fmt::Display for Token {
     }
 }
 
-/// Whoever knows a token can write, so logs don't show it.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever knows a token can write, so logs don't show it.
         write!(f, "Token({:02x}…)", self.0[0])
     }
 }
 
-/// A store's record of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Record<B = Vec<u8>> {
-    /// It can go on.
-    Live {
-        /// Its owner's.
-        token: Token,
-        /// Its state; empty if it has begun, and no state was saved yet.
-        blob: B,
-    },
+    /// It can go on. The blob is its state; empty if it has begun, and no state was saved yet.
+    Live { token: Token, blob: B },
     /// It has ended. This stays for as long as a record without saves. Contains the answer to its END, or nothing.
     Ended(B),
 }
 
-/// An operation on the record of one sequence. A store applies it atomically.
+/// An operation on the record of one sequence. A store applies it atomically. `token` is that of the owner, or the one that
+/// the new owner will have.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// A START: makes a new record without a state, whatever there is.
+    /// A START: makes a new record without a state, whatever there is. With `asks`, if the owner of an older sequence of the
+    /// id lives, asks it to release that, and changes nothing.
     Start {
-        /// The new owner's.
         token: Token,
-        /// If the owner of an older sequence of the id lives, asks it to release that, and changes nothing.
         asks: bool,
     },
     /// A START: makes a new record without a state, unless there is one with a state.
     Reserve {
-        /// The new owner's.
         token: Token,
     },
-    /// A START has run: makes a new record in place of one with a known token, or of a sequence that has ended.
+    /// A START has run: makes a new record in place of one with a token of `old`, or of a sequence that has ended.
     Replace {
-        /// The token that the record may have.
         old: &'a [Token],
-        /// The new owner's.
         token: Token,
-        /// The state after the START.
         blob: &'a [u8],
     },
-    /// Takes the sequence from its owner, if it has a state.
+    /// Takes the sequence from its owner, if it has a state. With `asks`, if the owner lives and may have a newer state, asks
+    /// it to release the sequence, and takes nothing.
     Resume {
-        /// The new owner's.
         token: Token,
-        /// If the owner lives and may have a newer state, asks it to release the sequence, and takes nothing.
         asks: bool,
     },
-    /// Lets any server take the sequence without asking this one, if the token is that of the record.
+    /// Lets any server take the sequence without asking this one, if the token is that of the record. With the newest state,
+    /// if the record doesn't have it.
     Release {
-        /// The owner's.
         token: Token,
-        /// The newest state, if the record doesn't have it.
         blob: Option<&'a [u8]>,
     },
-    /// Asks whether a token is still that of the record.
     Check {
-        /// The owner's.
         token: Token,
     },
     /// Replaces the state, if the token is that of the record.
     Save {
-        /// The owner's.
         token: Token,
-        /// The new state.
         blob: &'a [u8],
     },
     /// Makes the record again that the store has lost. Refused if there is one of another token.
     Restore {
-        /// The owner's.
         token: Token,
-        /// Its state.
         blob: &'a [u8],
     },
-    /// Ends the sequence, if a token is that of the record.
+    /// Ends the sequence, if a token is that of the record: its own, or one of `old` that it would have replaced. Keeps the
+    /// answer for a client that sends its END again, unless it is empty.
     End {
-        /// The owner's.
         token: Token,
-        /// The tokens of the sequences that it would have replaced.
         old: &'a [Token],
-        /// For a client that sends its END again; empty if none is kept.
         answer: &'a [u8],
     },
 }
 
-/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It was done; for [`Op::Check`]: the token is that of the record.
@@ -146,11 +121,9 @@ pub enum Reply {
     Lives(Token),
     /// The record has another token, so another server has the sequence.
     Moved,
-    /// The sequence has ended.
     Ended,
     /// For [`Op::Resume`]: the sequence has ended, and this is the answer to its END.
     Answered(Vec<u8>),
-    /// There is no record.
     Absent,
 }
 
@@ -163,6 +136,7 @@ impl Op<'_> {
     {
         let keep = Effect::Keep;
         match (*self, record) {
+            // A START can come late, when its client has begun the sequence elsewhere: it must not replace what is there.
             (Op::Reserve { .. }, Some(Record::Live { token, blob })) if !blob.as_ref().is_empty() => {
                 (keep, Reply::Lives(*token))
             }
@@ -172,6 +146,7 @@ impl Op<'_> {
             (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {
                 (keep, Reply::Answered(answer.as_ref().to_vec()))
             }
+            // Before the rule for all others: what has ended is no other server's sequence, so the new one may begin.
             (Op::Replace { token, blob, .. }, Some(Record::Ended(_))) => (Effect::Write(token, blob), Reply::Done),
             (_, Some(Record::Ended(_))) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
@@ -198,7 +173,7 @@ impl Op<'_> {
         }
     }
 
-    /// Applies the operation to a record in memory.
+    /// Applies the operation to a record in memory, for tests and models.
     pub fn apply_to(&self, record: &mut Option<Record>) -> Reply {
         let (effect, reply) = self.apply(record.as_ref());
         match (effect, &mut *record) {
@@ -211,12 +186,9 @@ impl Op<'_> {
     }
 }
 
-/// What an operation does to a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect<'a> {
-    /// Nothing.
     Keep,
-    /// It gets this token and this blob.
     Write(Token, &'a [u8]),
     /// It gets this token, and keeps its blob.
     Give(Token),
@@ -240,7 +212,6 @@ pub struct Settings {
     pub replicas: u32,
 }
 
-/// Why a store did not do something.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// It does not answer, or the connection broke. Whether it did anything is unknown.
@@ -255,17 +226,10 @@ pub enum StoreError {
     /// Its files or its answers are not what they should be.
     #[error("the store is damaged: {0}")]
     Damaged(String),
-    /// Another process uses the folder.
     #[error("{0}")]
     InUse(String),
-    /// A blob is larger than the store takes.
     #[error("the state has {bytes} bytes, and the store takes at most {most}")]
-    TooLarge {
-        /// Of the blob.
-        bytes: usize,
-        /// That the store takes.
-        most: usize,
-    },
+    TooLarge { bytes: usize, most: usize },
 }
 
 impl StoreError {
@@ -275,7 +239,6 @@ impl StoreError {
     }
 }
 
-/// A place for records.
 pub trait Store: Send + Sync {
     /// Applies operations, each atomically, to the records with these keys. An error may come after some were applied.
     fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError>;

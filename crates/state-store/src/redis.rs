@@ -130,7 +130,6 @@ pub struct RedisStore {
     settings: Settings,
 }
 
-/// Where records are.
 enum Servers {
     /// All on one server, or on the one that sentinels name.
     One(Box<Server>),
@@ -138,7 +137,6 @@ enum Servers {
 }
 
 impl RedisStore {
-    /// A store that connects when it is used first.
     pub fn new(location: RedisLocation, settings: Settings) -> Self {
         let connector = Arc::new(Connector::new(location, settings.timeout));
         let servers = match connector.cluster() {
@@ -154,94 +152,14 @@ impl RedisStore {
             Servers::One(server) => {
                 let commands: Vec<_> = commands.iter().map(|(_, command)| command).collect();
                 let until = Instant::now() + self.settings.timeout;
-                (server.send(&commands, has_writes, until)?.replies(None)?, server.connector())
+                (server.send(&commands, has_writes, until)?.replies(None)?, &server.connector)
             }
-            Servers::Cluster(cluster) => (cluster.send(commands, has_writes)?, cluster.connector()),
+            Servers::Cluster(cluster) => (cluster.send(commands, has_writes)?, &cluster.connector),
         };
         let read = |reply: Value| reply.extract_error().map_err(|error| connector.failed(&error));
         replies.into_iter().map(read).collect()
     }
-}
 
-impl Store for RedisStore {
-    fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
-        let ttl = self.settings.ttl.as_millis().to_string();
-        let server = self.settings.server.map_or_else(String::new, |server| server.to_string());
-        let mut all = Vec::new();
-        for (key, operation) in operations {
-            let mut commands = Vec::new();
-            let keys = Keys::new(key);
-            let script_of = |text: &str, token: &Token, blob: &[u8], flag: bool, old: &[Token]| {
-                let mut command = cmd("EVAL");
-                command.arg(text).arg(2).arg(&keys.owner).arg(&keys.blobs).arg(token.to_string()).arg(&ttl);
-                command.arg(blob).arg(&server).arg(u8::from(flag));
-                old.iter().for_each(|old| _ = command.arg(old.to_string()));
-                command
-            };
-            let script = |text, token, blob, flag| script_of(text, token, blob, flag, &[]);
-            match operation {
-                Op::Start { token, asks } => commands.push(script(START, token, b"", *asks)),
-                Op::Reserve { token } => commands.push(script(RESERVE, token, b"", false)),
-                Op::Replace { old, token, blob } => {
-                    commands.push(script_of(REPLACE, token, check_size(blob)?, false, old));
-                }
-                Op::Restore { token, blob } => commands.push(script(RESTORE, token, check_size(blob)?, false)),
-                Op::Resume { token, asks } => commands.push(script(RESUME, token, b"", *asks)),
-                Op::Release { token, blob } => {
-                    commands.push(script(RELEASE, token, check_size(&blob.unwrap_or_default())?, blob.is_some()));
-                }
-                Op::End { token, old, answer } => {
-                    commands.push(script_of(END, token, check_size(answer)?, false, old));
-                }
-                Op::Check { .. } => commands.push(keys.token()),
-                Op::Save { token, blob } => {
-                    let mut save = cmd("SET");
-                    save.arg(keys.blob(&token.to_string())).arg(check_size(blob)?).arg("XX").arg("PX").arg(&ttl);
-                    commands.push(save);
-                    // The owner's key has to live for as long as the blob, which SET has extended.
-                    let mut live = cmd("PEXPIRE");
-                    live.arg(&keys.owner).arg(&ttl);
-                    commands.push(live);
-                }
-            }
-            all.extend(commands.into_iter().map(|command| (*key, command)));
-        }
-        let has_writes = operations.iter().any(|(_, operation)| !matches!(operation, Op::Check { .. }));
-        let mut values = self.send(&all, has_writes)?.into_iter();
-        let mut replies = Vec::new();
-        for (_, operation) in operations {
-            let value = values.next().ok_or_else(StoreError::unexpected)?;
-            if let Op::Save { .. } = operation {
-                // The reply to PEXPIRE. The save itself has said whether the record is still there.
-                values.next();
-            }
-            replies.push(read(operation, value)?);
-        }
-        self.explain_unsaved(operations, &mut replies)?;
-        Ok(replies)
-    }
-
-    fn is_shared(&self) -> bool {
-        true
-    }
-
-    fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
-        let Some(server) = self.settings.server else { return Ok(()) };
-        let channel = format!("stateful:{server}");
-        let hear = &mut |message: Option<&[u8]>| hear(message.and_then(key_of_owner));
-        match &self.servers {
-            Servers::One(server) => server.listen(&channel, hear),
-            Servers::Cluster(cluster) => cluster.listen(&channel, hear),
-        }
-    }
-}
-
-/// The key of a record, from the key of its owner.
-fn key_of_owner(owner: &[u8]) -> Option<&[u8]> {
-    owner.strip_prefix(b"o{")?.strip_suffix(b"}")
-}
-
-impl RedisStore {
     /// A save and a check find only that something is not as they expect. Asks the records why.
     fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
         let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
@@ -268,6 +186,76 @@ impl RedisStore {
     }
 }
 
+impl Store for RedisStore {
+    fn apply(&self, operations: &[(&[u8], Op<'_>)]) -> Result<Vec<Reply>, StoreError> {
+        let ttl = self.settings.ttl.as_millis().to_string();
+        let server = self.settings.server.map_or_else(String::new, |server| server.to_string());
+        let mut all = Vec::new();
+        for (key, operation) in operations {
+            let keys = Keys::new(key);
+            let script = |text: &str, token: Token, blob: &[u8], flag: bool, old: &[Token]| {
+                let mut command = cmd("EVAL");
+                command.arg(text).arg(2).arg(&keys.owner).arg(&keys.blobs).arg(token.to_string()).arg(&ttl);
+                command.arg(blob).arg(&server).arg(u8::from(flag));
+                old.iter().for_each(|old| _ = command.arg(old.to_string()));
+                command
+            };
+            let command = match *operation {
+                Op::Start { token, asks } => script(START, token, b"", asks, &[]),
+                Op::Reserve { token } => script(RESERVE, token, b"", false, &[]),
+                Op::Replace { old, token, blob } => script(REPLACE, token, check_size(blob)?, false, old),
+                Op::Restore { token, blob } => script(RESTORE, token, check_size(blob)?, false, &[]),
+                Op::Resume { token, asks } => script(RESUME, token, b"", asks, &[]),
+                Op::Release { token, blob } => {
+                    script(RELEASE, token, check_size(blob.unwrap_or_default())?, blob.is_some(), &[])
+                }
+                Op::End { token, old, answer } => script(END, token, check_size(answer)?, false, old),
+                Op::Check { .. } => keys.token(),
+                Op::Save { token, blob } => {
+                    let mut save = cmd("SET");
+                    save.arg(keys.blob(&token.to_string())).arg(check_size(blob)?).arg("XX").arg("PX").arg(&ttl);
+                    save
+                }
+            };
+            all.push((*key, command));
+            if let Op::Save { .. } = operation {
+                // The owner's key has to live for as long as the blob, which SET has extended.
+                let mut live = cmd("PEXPIRE");
+                live.arg(&keys.owner).arg(&ttl);
+                all.push((*key, live));
+            }
+        }
+        let has_writes = operations.iter().any(|(_, operation)| !matches!(operation, Op::Check { .. }));
+        let mut values = self.send(&all, has_writes)?.into_iter();
+        let mut replies = Vec::new();
+        for (_, operation) in operations {
+            let value = values.next().ok_or_else(StoreError::unexpected)?;
+            if let Op::Save { .. } = operation {
+                // The reply to PEXPIRE. The save itself has said whether the record is still there.
+                values.next();
+            }
+            replies.push(read(operation, value)?);
+        }
+        self.explain_unsaved(operations, &mut replies)?;
+        Ok(replies)
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
+        let Some(server) = self.settings.server else { return Ok(()) };
+        let channel = format!("stateful:{server}");
+        let hear =
+            &mut |message: Option<&[u8]>| hear(message.and_then(|owner| owner.strip_prefix(b"o{")?.strip_suffix(b"}")));
+        match &self.servers {
+            Servers::One(server) => server.listen(&channel, hear),
+            Servers::Cluster(cluster) => cluster.listen(&channel, hear),
+        }
+    }
+}
+
 /// The keys of a record. They are in one slot of a cluster.
 struct Keys {
     owner: Vec<u8>,
@@ -285,9 +273,7 @@ impl Keys {
     }
 
     fn token(&self) -> Cmd {
-        let mut command = cmd("HGET");
-        command.arg(&self.owner).arg("t");
-        command
+        Cmd::hget(&self.owner, "t")
     }
 }
 
@@ -321,7 +307,7 @@ fn read(operation: &Op<'_>, value: Value) -> Result<Reply, StoreError> {
     }
 }
 
-fn check_size<'a>(blob: &&'a [u8]) -> Result<&'a [u8], StoreError> {
+fn check_size(blob: &[u8]) -> Result<&[u8], StoreError> {
     let bytes = blob.len();
     if bytes > MOST_BYTES { Err(StoreError::TooLarge { bytes, most: MOST_BYTES }) } else { Ok(blob) }
 }

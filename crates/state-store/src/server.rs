@@ -24,12 +24,10 @@ pub const PAUSES_UNTIL_TEST: u32 = 10;
 /// Connections, so that one operation that waits holds up no others.
 const LINKS: usize = 4;
 
-/// A server.
 pub struct Server {
-    connector: Arc<Connector>,
+    pub connector: Arc<Connector>,
     /// `None`: where the location says.
     host: Option<Host>,
-    /// How many replicas have to take a write.
     replicas: u32,
     links: [Mutex<Link>; LINKS],
 }
@@ -53,15 +51,10 @@ enum Link {
 }
 
 impl Server {
-    /// A server that is connected to when it is used first.
     pub fn new(connector: Arc<Connector>, host: Option<Host>, replicas: u32) -> Self {
         let why = || StoreError::Unreachable("not tried yet".to_owned());
         let links = [(); LINKS].map(|()| Mutex::new(Link::Closed { why: why(), retry: Instant::now() }));
         Self { connector, host, replicas, links }
-    }
-
-    pub fn connector(&self) -> &Connector {
-        &self.connector
     }
 
     /// Sends commands together, over a connection that is free or made by `until`. If there is a command that writes,
@@ -70,7 +63,7 @@ impl Server {
         let waits = has_writes && self.replicas > 0;
         let mut wait = cmd("WAIT");
         // Its reply has to come before we no longer wait for replies.
-        wait.arg(self.replicas).arg((self.connector.timeout() / 2).as_millis().to_string());
+        wait.arg(self.replicas).arg((self.connector.timeout / 2).as_millis().to_string());
         let mut packed = Vec::new();
         let commands = commands.iter().copied().chain(waits.then_some(&wait));
         let count = commands.map(|command| packed.extend(command.get_packed_command())).count();
@@ -85,13 +78,13 @@ impl Server {
     /// Hears the messages of a channel, as [`crate::Store::listen`] says.
     pub fn listen(&self, channel: &str, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         let failed = |error: RedisError| self.connector.failed(&error);
-        let mut connection = self.connect(Instant::now() + self.connector.timeout())?;
+        let mut connection = self.connect(Instant::now() + self.connector.timeout)?;
         // The subscription below would ignore that the store denies it.
         cmd("SUBSCRIBE").arg(channel).query::<Value>(&mut connection).map_err(failed)?;
         let mut subscription = connection.as_pubsub();
         loop {
             // Again and again, because a connection that is broken need not show it otherwise.
-            subscription.set_read_timeout(Some(self.connector.timeout())).map_err(failed)?;
+            subscription.set_read_timeout(Some(self.connector.timeout)).map_err(failed)?;
             subscription.subscribe(channel).map_err(failed)?;
             subscription.set_read_timeout(Some(PAUSE)).map_err(failed)?;
             for _ in 0..PAUSES_UNTIL_TEST {
@@ -136,7 +129,7 @@ impl Sent<'_> {
     pub fn replies(mut self, until: Option<Instant>) -> Result<Vec<Value>, StoreError> {
         let replies = match self.read(until) {
             Err(error) if error.is_connection_dropped() && !self.is_new => {
-                self.write(until.unwrap_or_else(|| Instant::now() + self.server.connector.timeout()))?;
+                self.write(until.unwrap_or_else(|| Instant::now() + self.server.connector.timeout))?;
                 self.read(until)
             }
             read => read,
@@ -188,7 +181,7 @@ impl Sent<'_> {
 
     /// Not redis's own pipeline: after a timeout it would wait for the reply to each command that is left.
     fn read(&mut self, until: Option<Instant>) -> Result<Vec<Value>, RedisError> {
-        let (connection, timeout) = (&mut self.connection, self.server.connector.timeout());
+        let (connection, timeout) = (&mut self.connection, self.server.connector.timeout);
         if let Some(connection) = connection {
             connection.set_read_timeout(Some(until.map_or(timeout, left_until)))?;
         }

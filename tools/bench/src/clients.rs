@@ -1,5 +1,6 @@
 //! Clients that send as many requests as come back, or so many a second.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -57,8 +58,8 @@ impl Throughput {
         let mut raw = Raw::new(environment, &spec, self.sequences, 1);
         let mut blocks = Vec::new();
         for _ in 0..self.blocks {
-            let ours = self.closed_loop(server, &clients[0], &self.model.model);
-            let trivial = self.closed_loop(server, &clients[1], &self.trivial);
+            let [ours, trivial] = [(&clients[0], &self.model.model), (&clients[1], &self.trivial)]
+                .map(|(client, model)| Served::to(server, model, || closed_loop(client, self.sequences, self.seconds)));
             let raw_us = pinned(|| {
                 let rounds = rounds_in(self.seconds / 2.0, || raw.step());
                 Cost::of(rounds, || raw.step()).wall_us
@@ -84,10 +85,6 @@ impl Throughput {
         Spread::of(to_both).put(&mut found, "ratio_to_raw_and_trivial");
         found
     }
-
-    fn closed_loop(&self, server: &Server, client: &Client, model: &str) -> Served {
-        Served::to(server, model, || closed_loop(client, self.sequences, self.seconds))
-    }
 }
 
 impl Clients {
@@ -111,7 +108,6 @@ impl Clients {
     }
 }
 
-/// What clients got.
 struct Served {
     per_s: f64,
     batch: f64,
@@ -145,49 +141,50 @@ struct Timed {
 
 /// Each sequence sends its next request when it has its answer.
 fn closed_loop(client: &Client, sequences: usize, seconds: f64) -> Timed {
-    let (inbox, mut ready) = (Inbox::new(Wants::EachAnswer), Vec::new());
-    let sequences: Vec<u64> = (1..=sequences as u64).collect();
-    client.round(&inbox, &sequences, START);
-    let mut serve_for = |seconds: f64| {
+    timed(client, Wants::EachAnswer, sequences, seconds, |inbox, sequences, seconds| {
         let (until, mut latencies_us) = (Instant::now() + Duration::from_secs_f64(seconds), Vec::new());
-        sequences.iter().for_each(|&sequence| client.send(&inbox, sequence, 0));
+        let mut ready = Vec::new();
+        sequences.iter().for_each(|&sequence| client.send(inbox, sequence, 0));
         while Instant::now() < until {
             inbox.wait_for_some(&mut ready);
             latencies_us.extend(ready.iter().map(|answer| answer.latency_us));
-            ready.drain(..).for_each(|answer| client.send(&inbox, answer.sequence, 0));
+            ready.drain(..).for_each(|answer| client.send(inbox, answer.sequence, 0));
         }
+        // Those that are out when the time is over count, too: without them, the slowest answers would be missing.
         latencies_us.extend(inbox.wait_for_all().iter().map(|answer| answer.latency_us));
         latencies_us
-    };
-    serve_for(seconds * WARM_UP);
-    let mut latencies_us = Vec::new();
-    let cost = Cost::of(1, || latencies_us = serve_for(seconds));
-    client.round(&inbox, &sequences, END);
-    Timed { cost, latencies_us }
+    })
 }
 
 /// The sequences send in turn, each request when it is due, whether or not the one before it has its answer, as streams
 /// of sensors do. A latency counts from the time at which the request was due, so waiting in a queue is part of it.
 fn open_loop(client: &Client, sequences: usize, rate: f64, seconds: f64) -> Timed {
-    let inbox = Inbox::new(Wants::Answers);
-    let sequences: Vec<u64> = (1..=sequences as u64).collect();
-    client.round(&inbox, &sequences, START);
-    let serve_for = |seconds: f64| {
+    wake_on_time();
+    timed(client, Wants::Answers, sequences, seconds, |inbox, sequences, seconds| {
         let begin = Instant::now();
         for number in 0..(rate * seconds) as usize {
             let due = begin + Duration::from_secs_f64(number as f64 / rate);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            client.send_due(&inbox, sequences[number % sequences.len()], 0, due);
+            client.send_due(inbox, sequences[number % sequences.len()], 0, due);
         }
-        inbox.wait_for_all().iter().map(|answer| answer.latency_us).collect::<Vec<_>>()
-    };
-    wake_on_time();
-    serve_for(seconds * WARM_UP);
+        inbox.wait_for_all().iter().map(|answer| answer.latency_us).collect()
+    })
+}
+
+/// What `serve` costs, with sequences that live for longer. It returns the latencies of answers.
+fn timed(
+    client: &Client,
+    wants: Wants,
+    sequences: usize,
+    seconds: f64,
+    serve: impl Fn(&Arc<Inbox>, &[u64], f64) -> Vec<f64>,
+) -> Timed {
+    let (inbox, sequences) = (Inbox::new(wants), (1..=sequences as u64).collect::<Vec<_>>());
+    client.round(&inbox, &sequences, START);
+    // Not timed: threads, buffers and caches are made in the first requests.
+    serve(&inbox, &sequences, seconds * 0.2);
     let mut latencies_us = Vec::new();
-    let cost = Cost::of(1, || latencies_us = serve_for(seconds));
+    let cost = Cost::of(1, || latencies_us = serve(&inbox, &sequences, seconds));
     client.round(&inbox, &sequences, END);
     Timed { cost, latencies_us }
 }
-
-/// The part of a loop's time that it runs before it is timed.
-const WARM_UP: f64 = 0.2;

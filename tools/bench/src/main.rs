@@ -5,10 +5,8 @@ mod clients;
 mod measure;
 mod model;
 mod raw;
+mod rounds;
 mod server;
-mod spec;
-mod states;
-mod step;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,13 +15,12 @@ use std::time::{Duration, Instant};
 use clap::{Args, Parser, Subcommand};
 use clients::{Clients, Throughput};
 use measure::{Cost, median, pin};
+use model::Spec;
 use ort::environment::Environment;
 use raw::Raw;
+use rounds::{Growing, Live, Step};
 use serde_json::{Value, json};
 use server::Server;
-use spec::Spec;
-use states::{Growing, Live};
-use step::Step;
 
 /// Times a model in a tritonserver in this process.
 #[derive(Parser)]
@@ -117,7 +114,7 @@ fn main() {
 
 impl RawOnly {
     fn run(&self, environment: &Environment) -> Value {
-        let spec = Spec::read(&self.spec).unwrap_or_else(|error| panic!("{error}"));
+        let spec = Spec::read(&self.spec);
         let mut raw = Raw::new(environment, &spec, self.batch, 1);
         let (until, mut steps) = (Instant::now() + Duration::from_secs_f64(self.seconds), 0);
         let cost = Cost::of(1, || {

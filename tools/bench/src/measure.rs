@@ -1,10 +1,12 @@
 //! Clocks, medians, and where threads run.
 
-/// Now, in µs of a clock.
-fn clock_us(clock: libc::clockid_t) -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes to a local.
-    unsafe { libc::clock_gettime(clock, &mut time) };
+use std::num::NonZero;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_current_timer_slack};
+use rustix::time::{ClockId, clock_gettime};
+
+fn clock_us(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
@@ -19,21 +21,18 @@ fn switches() -> i64 {
     used.ru_nvcsw + used.ru_nivcsw
 }
 
-/// Wall time and CPU time of the process, in µs, and its context switches.
+/// Wall time, and CPU time and context switches of all threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Wall time.
     pub wall_us: f64,
-    /// CPU time of all threads.
     pub cpu_us: f64,
-    /// Context switches of all threads.
     pub switches: f64,
 }
 
 impl Cost {
     /// What `count` repetitions cost, for each.
     pub fn of(count: usize, mut work: impl FnMut()) -> Self {
-        let read = || [clock_us(libc::CLOCK_MONOTONIC), clock_us(libc::CLOCK_PROCESS_CPUTIME_ID), switches() as f64];
+        let read = || [clock_us(ClockId::Monotonic), clock_us(ClockId::ProcessCPUTime), switches() as f64];
         let before = read();
         (0..count).for_each(|_| work());
         let after = read();
@@ -42,7 +41,6 @@ impl Cost {
     }
 }
 
-/// The middle value.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     quantile(values, 0.5)
 }
@@ -66,7 +64,6 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.into_iter().collect();
         let [lower, middle, upper] = [0.25, 0.5, 0.75].map(|part| quantile(values.iter().copied(), part));
@@ -84,13 +81,9 @@ impl Spread {
 /// Keeps this thread, and those that it starts, on the first CPU that it may use.
 pub fn pin() {
     let allowed = affinity();
-    // SAFETY: zeros are an empty set, and the numbers are below its size.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
-        libc::CPU_SET(first.expect("a thread that runs may use a CPU"), &mut set);
-        set
-    };
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
+    let mut set = CpuSet::new();
+    set.set(first.expect("a thread that runs may use a CPU"));
     set_affinity(&set);
 }
 
@@ -103,36 +96,25 @@ pub fn pinned<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn affinity() -> libc::cpu_set_t {
-    // SAFETY: a set of this size is what the call wants; zeros are an empty set.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
-        assert_eq!(failed, 0, "sched_getaffinity: {}", std::io::Error::last_os_error());
-        set
-    }
+fn affinity() -> CpuSet {
+    sched_getaffinity(None).unwrap_or_else(|error| panic!("sched_getaffinity: {error}"))
 }
 
-/// Fails loudly: what is not pinned must not be reported as if it were.
-fn set_affinity(set: &libc::cpu_set_t) {
-    // SAFETY: a set of this size is what the call wants.
-    let failed = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
-    assert_eq!(failed, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
+fn set_affinity(set: &CpuSet) {
+    // What is not pinned must not be reported as if it were.
+    sched_setaffinity(None, set).unwrap_or_else(|error| panic!("sched_setaffinity: {error}"));
 }
 
-/// Lets this thread wake when it asked to, not up to 50 µs later as Linux otherwise may.
+/// Lets this thread wake when it asked to.
 pub fn wake_on_time() {
-    // SAFETY: a setting of this thread; the call takes numbers only.
-    let failed = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    assert_eq!(failed, 0, "prctl: {}", std::io::Error::last_os_error());
+    // Linux otherwise may wake it up to 50 µs later, and each request would be sent late.
+    set_current_timer_slack(NonZero::new(1)).unwrap_or_else(|error| panic!("prctl: {error}"));
 }
 
-/// Resident memory of the process in bytes.
 pub fn resident_bytes() -> f64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok());
-    // SAFETY: a plain question to the system.
-    pages.unwrap_or(f64::NAN) * unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as f64
+    pages.unwrap_or(f64::NAN) * rustix::param::page_size() as f64
 }
 
 #[cfg(test)]
@@ -165,8 +147,7 @@ mod tests {
 
     #[test]
     fn pinned_work_has_one_cpu_and_the_rest_comes_back() {
-        // SAFETY: sets that the system filled.
-        let count = || unsafe { libc::CPU_COUNT(&affinity()) };
+        let count = || affinity().count();
         let before = count();
         assert_eq!(pinned(count), 1);
         assert_eq!(count(), before);

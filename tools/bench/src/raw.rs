@@ -12,9 +12,8 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::sys::{ONNXTensorElementDataType, OrtAllocatorType, OrtMemType, OrtMemoryInfo, OrtStatusPtr, OrtValue};
 
-use crate::spec::{Spec, State};
+use crate::model::{Spec, State};
 
-/// A model with prebuilt tensors for one number of rows.
 pub struct Raw {
     session: Session,
     /// What the pointers below point to.
@@ -100,7 +99,7 @@ impl Raw {
             let written = if spec.grows() { Tensor::none() } else { filled(state) };
             (0..sets).map(|_| filled(state)).chain([written]).collect()
         };
-        let batch = |tensor: &crate::spec::Tensor| Tensor::new(&[&[rows as i64], tensor.dims.as_slice()].concat());
+        let batch = |tensor: &crate::model::Tensor| Tensor::new(&[&[rows as i64], tensor.dims.as_slice()].concat());
         let inputs = spec.inputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.input));
         let outputs =
             spec.outputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.output));
@@ -122,7 +121,6 @@ impl Raw {
         }
     }
 
-    /// Runs a step.
     pub fn step(&mut self) {
         let (read_at, written_at) = (self.turn, self.sets);
         let read = self.inputs.iter().chain(self.states.iter().map(|state| &state[read_at]));

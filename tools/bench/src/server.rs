@@ -10,9 +10,8 @@ use std::time::Instant;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::spec::Spec;
+use crate::model::Spec;
 
-/// An object of Triton's.
 type Object = *mut c_void;
 type Release = unsafe extern "C" fn(Object, u32, *mut c_void);
 type Complete = unsafe extern "C" fn(Object, u32, *mut c_void);
@@ -84,9 +83,7 @@ functions! {
 const EXPLICIT: i32 = 2;
 const FP32: i32 = 11;
 const CPU: i32 = 0;
-/// The request starts its sequence.
 pub const START: u32 = 1;
-/// The request ends its sequence.
 pub const END: u32 = 2;
 
 /// What has come back of the requests that are out.
@@ -110,24 +107,19 @@ pub enum Wants {
     EachAnswer,
 }
 
-/// An answer that has come.
 pub struct Answer {
-    /// Whose it is.
     pub sequence: u64,
     /// From the time at which its request was due.
     pub latency_us: f64,
 }
 
-/// What the callbacks of a request are told.
 struct Ticket {
     server: &'static Server,
     inbox: Arc<Inbox>,
     sequence: u64,
     due: Instant,
-    callbacks: AtomicUsize,
 }
 
-/// The server.
 pub struct Server {
     api: Api,
     raw: Object,
@@ -194,7 +186,6 @@ impl Server {
         unsafe { self.api.check((self.api.ServerLoadModel)(self.raw, text(model).as_ptr())) };
     }
 
-    /// The server's statistics of a model.
     pub fn statistics(&self, model: &str) -> serde_json::Value {
         let (mut message, mut json, mut bytes) = (ptr::null_mut(), ptr::null(), 0);
         // SAFETY: a live server; the text is read before the message goes.
@@ -249,7 +240,6 @@ impl Api {
 }
 
 impl Client {
-    /// A client of a loaded model.
     pub fn new(server: &'static Server, model: &str, spec: &Spec) -> Self {
         let inputs = spec.inputs.iter().map(|tensor| {
             let dims = [&[1], tensor.dims.as_slice()].concat();
@@ -268,11 +258,11 @@ impl Client {
     pub fn send_due(&self, inbox: &Arc<Inbox>, sequence: u64, flags: u32, due: Instant) {
         let (api, mut request) = (&self.server.api, ptr::null_mut());
         inbox.expected.fetch_add(2, Ordering::Relaxed);
-        let callbacks = AtomicUsize::new(2);
-        let ticket = Box::new(Ticket { server: self.server, inbox: inbox.clone(), sequence, due, callbacks });
-        let ticket = Box::into_raw(ticket).cast::<c_void>();
-        // SAFETY: a request made here; its data lives as long as the client, which outlives it; the ticket lives until
-        // its last callback.
+        let ticket = Arc::new(Ticket { server: self.server, inbox: inbox.clone(), sequence, due });
+        let [answer, release] =
+            [ticket.clone(), ticket].map(|ticket| Arc::into_raw(ticket).cast_mut().cast::<c_void>());
+        // SAFETY: a request made here; its data lives as long as the client, which outlives it; each callback gets a
+        // reference to the ticket of its own.
         unsafe {
             api.check((api.InferenceRequestNew)(&mut request, self.server.raw, self.model.as_ptr(), -1));
             api.check((api.InferenceRequestSetCorrelationId)(request, sequence));
@@ -282,9 +272,9 @@ impl Client {
                 api.check((api.InferenceRequestAddInput)(request, name, FP32, dims.as_ptr(), rank));
                 api.check((api.InferenceRequestAppendInputData)(request, name, data.as_ptr().cast(), bytes, CPU, 0));
             }
-            api.check((api.InferenceRequestSetReleaseCallback)(request, released, ticket));
+            api.check((api.InferenceRequestSetReleaseCallback)(request, released, release));
             let (allocator, none) = (self.server.allocator, ptr::null_mut());
-            api.check((api.InferenceRequestSetResponseCallback)(request, allocator, none, answered, ticket));
+            api.check((api.InferenceRequestSetResponseCallback)(request, allocator, none, answered, answer));
             api.check((api.ServerInferAsync)(self.server.raw, request, ptr::null_mut()));
         }
     }
@@ -309,7 +299,6 @@ impl Client {
 }
 
 impl Inbox {
-    /// An inbox for this thread, which waits for it.
     pub fn new(wants: Wants) -> Arc<Self> {
         let (expected, waiting) = (AtomicUsize::new(0), std::thread::current());
         Arc::new(Self { expected, waiting, wants, answered: std::sync::Mutex::default() })
@@ -323,7 +312,6 @@ impl Inbox {
         std::mem::take(&mut *self.take_lock())
     }
 
-    /// Waits for answers and takes them.
     pub fn wait_for_some(&self, into: &mut Vec<Answer>) {
         loop {
             std::mem::swap(into, &mut *self.take_lock());
@@ -334,53 +322,44 @@ impl Inbox {
         }
     }
 
+    /// Notes a callback, and wakes the thread that waits if there is none to come, or if it is asked to.
+    fn came(&self, wake: bool) {
+        if self.expected.fetch_sub(1, Ordering::AcqRel) == 1 || wake {
+            self.waiting.unpark();
+        }
+    }
+
     fn take_lock(&self) -> std::sync::MutexGuard<'_, Vec<Answer>> {
         self.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 unsafe extern "C" fn answered(response: Object, _flags: u32, ticket: *mut c_void) {
-    // SAFETY: the ticket of this request, alive until its last callback; the response is ours.
-    unsafe {
-        let of = &*ticket.cast::<Ticket>();
-        let api = &of.server.api;
-        api.check((api.InferenceResponseError)(response));
-        api.check((api.InferenceResponseDelete)(response));
-        let mut is_first = false;
-        if of.inbox.wants != Wants::End {
-            let latency_us = of.due.elapsed().as_secs_f64() * 1e6;
-            let mut answered = of.inbox.take_lock();
-            answered.push(Answer { sequence: of.sequence, latency_us });
-            is_first = answered.len() == 1;
-        }
-        came(ticket, is_first && of.inbox.wants == Wants::EachAnswer);
+    // SAFETY: the reference that this callback owns; the response is ours.
+    let of = unsafe {
+        let of = Arc::from_raw(ticket.cast::<Ticket>());
+        of.server.api.check((of.server.api.InferenceResponseError)(response));
+        of.server.api.check((of.server.api.InferenceResponseDelete)(response));
+        of
+    };
+    let mut is_first = false;
+    if of.inbox.wants != Wants::End {
+        let latency_us = of.due.elapsed().as_secs_f64() * 1e6;
+        let mut answered = of.inbox.take_lock();
+        answered.push(Answer { sequence: of.sequence, latency_us });
+        is_first = answered.len() == 1;
     }
+    of.inbox.came(is_first && of.inbox.wants == Wants::EachAnswer);
 }
 
 unsafe extern "C" fn released(request: Object, _flags: u32, ticket: *mut c_void) {
-    // SAFETY: as above; the request is ours again.
-    unsafe {
-        let of = &*ticket.cast::<Ticket>();
+    // SAFETY: the reference that this callback owns; the request is ours again.
+    let of = unsafe {
+        let of = Arc::from_raw(ticket.cast::<Ticket>());
         of.server.api.check((of.server.api.InferenceRequestDelete)(request));
-        came(ticket, false);
-    }
-}
-
-/// # Safety
-/// Called once by each of the two callbacks of a ticket.
-unsafe fn came(ticket: *mut c_void, wake: bool) {
-    // SAFETY: alive until the second callback, which frees it.
-    unsafe {
-        let ticket = ticket.cast::<Ticket>();
-        let last_of_ticket = (*ticket).callbacks.fetch_sub(1, Ordering::AcqRel) == 1;
-        let inbox = (*ticket).inbox.clone();
-        if last_of_ticket {
-            drop(Box::from_raw(ticket));
-        }
-        if inbox.expected.fetch_sub(1, Ordering::AcqRel) == 1 || wake {
-            inbox.waiting.unpark();
-        }
-    }
+        of
+    };
+    of.inbox.came(false);
 }
 
 unsafe extern "C" fn allocate(

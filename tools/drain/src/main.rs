@@ -65,7 +65,6 @@ enum Problem {
     NoStateApi,
 }
 
-/// A version of a model.
 struct Model {
     name: String,
     version: String,
@@ -83,10 +82,15 @@ struct Server {
 
 impl Server {
     fn new(url: &str, until: Instant) -> Self {
+        // An error of Triton's has a text, which ureq would not read.
         let config = ureq::Agent::config_builder().http_status_as_error(false);
         let url = url.trim_end_matches('/');
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         Self { agent: config.build().into(), url, until }
+    }
+
+    fn is_no_triton(&self) -> Problem {
+        Problem::NoTriton { url: self.url.clone() }
     }
 
     /// Posts, or gets without a body.
@@ -100,8 +104,7 @@ impl Server {
         };
         let unreachable = |source| Problem::Unreachable { url: url.clone(), source: Box::new(source) };
         let mut answer = sent.map_err(unreachable)?;
-        let read = answer.body_mut().read_json::<Value>();
-        let read = read.map_err(|_| Problem::NoTriton { url: self.url.clone() })?;
+        let read = answer.body_mut().read_json::<Value>().map_err(|_| self.is_no_triton())?;
         if answer.status().is_success() {
             return Ok(read);
         }
@@ -109,11 +112,10 @@ impl Server {
         Err(Problem::Refused { url, text })
     }
 
-    /// Names and versions of the models in a state, of those that are named or of all.
     fn in_state(&self, state: &str, named: &[String]) -> Result<Vec<(String, String)>, Problem> {
         let index = self.ask("repository/index", Some(json!({})))?;
         let text = |of: &Value, key: &str| of[key].as_str().unwrap_or_default().to_owned();
-        let models = index.as_array().ok_or_else(|| Problem::NoTriton { url: self.url.clone() })?;
+        let models = index.as_array().ok_or_else(|| self.is_no_triton())?;
         let found = models.iter().filter(|of| of["state"] == state).map(|of| (text(of, "name"), text(of, "version")));
         Ok(found.filter(|(name, _)| named.is_empty() || named.contains(name)).collect())
     }
@@ -136,7 +138,7 @@ impl Server {
         }
     }
 
-    /// Returns how many sequences are left. Those that could not be saved are an error when none is.
+    /// Returns how many sequences are left.
     fn drain(&self, Model { name, version, has_state_api, .. }: &Model) -> Result<u64, Problem> {
         if !has_state_api {
             return Err(Problem::NoStateApi);
@@ -145,8 +147,9 @@ impl Server {
         let answer = self.ask(&format!("models/{name}/versions/{version}/infer"), Some(body))?;
         let parameter = |name| answer["parameters"][name].as_u64();
         let (Some(left), Some(not_saved)) = (parameter(LEFT), parameter(NOT_SAVED)) else {
-            return Err(Problem::NoTriton { url: self.url.clone() });
+            return Err(self.is_no_triton());
         };
+        // An error only when none is left: until then, the rest should be saved all the same.
         if left == 0 && not_saved > 0 { Err(Problem::NotSaved(not_saved)) } else { Ok(left) }
     }
 }

@@ -23,7 +23,6 @@ pub struct Effort {
 /// Bytes around each tensor, which no move may change.
 const GUARD: usize = 64;
 
-/// Whether everything was right.
 pub fn run(gpu: i32, effort: &Effort) -> Result<bool, DeviceError> {
     let device = Device::open(gpu)?;
     // Each is printed before the next begins.

@@ -3,8 +3,6 @@
 //! It reads the model with the backend's own code, so what it prints is what a server would do. The table goes to
 //! standard error and the configuration to standard output, to be saved.
 
-mod folder;
-
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,8 +10,8 @@ use std::sync::Arc;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
-    EnvironmentOptions, INPUT_WINDOWS, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider,
-    SearchPath, Session, Settings, explain, explain_batch_scale, served,
+    EnvironmentOptions, Family, INPUT_WINDOWS, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared,
+    Provider, SearchPath, Session, Settings, explain, explain_batch_scale, served,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -53,10 +51,8 @@ enum Problem {
     NoFile(PathBuf),
     #[error("{0} is no folder, and parameter 'join' lists graphs of a folder")]
     NoFolder(PathBuf),
-    #[error("{} cannot be read: {why}", file.display())]
-    Config { file: PathBuf, why: String },
-    #[error("{} cannot be read: {why}", folder.display())]
-    Folder { folder: PathBuf, why: String },
+    #[error("{} cannot be read: {why}", path.display())]
+    Unreadable { path: PathBuf, why: String },
     #[error(
         "the graphs in {} are none of the known families (it has {has}): list them with --parameter 'join=FIRST.onnx SECOND.onnx', \
          or name one of them",
@@ -109,9 +105,17 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         return Err(Problem::NoFolder(arguments.model.clone()));
     }
     if !is_joined && arguments.model.is_dir() {
-        let family = folder::family(&arguments.model, &partial, &*library(arguments)?)?;
-        let pbtxt = folder::config(&family);
-        return Ok(Inspected { table: folder::described(&family), notes: Vec::new(), warnings: Vec::new(), pbtxt });
+        let Family { family, commands, note, lines, .. } = family(&arguments.model, &partial, &*library(arguments)?)?;
+        let mut table = format!("the graphs are {family}");
+        table.extend(commands.iter().map(|command| format!("\n  {command}")));
+        if !note.is_empty() {
+            table += &format!("\n  {note}");
+        }
+        let mut pbtxt: String = lines.iter().map(|line| format!("{}\n", line.replace('\'', "\""))).collect();
+        if !pbtxt.is_empty() {
+            pbtxt.insert_str(0, "backend: \"stateful\"\ninstance_group [ { kind: KIND_CPU } ]\n");
+        }
+        return Ok(Inspected { table, notes: Vec::new(), warnings: Vec::new(), pbtxt });
     }
     if !is_joined && !arguments.model.is_file() {
         return Err(Problem::NoFile(arguments.model.clone()));
@@ -168,11 +172,10 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
 }
 
 impl Arguments {
-    /// The configuration as far as the arguments give it.
     fn config(&self) -> Result<Map<String, Value>, Problem> {
         let mut config = match &self.config {
             Some(file) => {
-                let wrong = |why: String| Problem::Config { file: file.clone(), why };
+                let wrong = |why: String| Problem::Unreadable { path: file.clone(), why };
                 // A device or a pipe may never end.
                 if !file.is_file() {
                     return Err(wrong("it is no file".to_owned()));
@@ -193,6 +196,32 @@ impl Arguments {
     }
 }
 
+/// The family that the graphs of the folder are.
+fn family(folder: &Path, partial: &PartialConfig, library: &Library) -> Result<Family, Problem> {
+    let unreadable = |error: std::io::Error| Problem::Unreadable { path: folder.to_owned(), why: error.to_string() };
+    let entries = std::fs::read_dir(folder).map_err(unreadable)?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    // A folder has no order, and the text of an error should be the same each time.
+    files.sort();
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (mut graphs, mut others, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    for file in files {
+        if file.extension().is_none_or(|extension| extension != "onnx") {
+            others.push(name(&file));
+            continue;
+        }
+        match Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu) {
+            Ok(session) => graphs.push((name(&file), session.signature.clone())),
+            Err(error) => refused.push(format!("{}: {error}", name(&file))),
+        }
+    }
+    Family::of(&graphs, &others, &folder.display().to_string()).ok_or_else(|| {
+        let all: Vec<String> = graphs.into_iter().map(|(file, _)| file).chain(refused).collect();
+        let has = if all.is_empty() { "no .onnx file".to_owned() } else { all.join(", ") };
+        Problem::NoFamily { folder: folder.to_owned(), has }
+    })
+}
+
 /// Gives inputs these dims under `input`.
 fn list_inputs(config: &mut Map<String, Value>, dims: &[(String, Vec<i64>)], session: &Session) -> Result<(), Problem> {
     let Value::Array(listed) = config.entry("input").or_insert_with(|| json!([])) else { return Ok(()) };
@@ -210,7 +239,7 @@ fn list_inputs(config: &mut Map<String, Value>, dims: &[(String, Vec<i64>)], ses
     Ok(())
 }
 
-fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> {
+fn library(arguments: &Arguments) -> Result<Arc<Library>, LoadError> {
     let program = std::env::current_exe().ok();
     let beside = |folder: &str| program.as_ref()?.parent()?.parent().map(|build| build.join(folder));
     let search = SearchPath {

@@ -16,43 +16,24 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::ServiceExt;
 
-use crate::failure::Failure;
 use crate::gateway::Gateway;
 use crate::metrics::{self, Method};
-use crate::triton;
+use crate::triton::{self, Failure};
 
 /// The one method that isn't unary.
 const STREAM: &str = "ModelStreamInfer";
 
-/// The methods that have a label in the metrics. Others share the empty label, because a client could make up any number of
-/// names.
-const METHODS: [&str; 20] = [
-    "ServerLive",
-    "ServerReady",
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelInfer",
-    STREAM,
-    "ModelConfig",
-    "ModelStatistics",
-    "RepositoryIndex",
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-    "SystemSharedMemoryStatus",
-    "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
-    "TraceSetting",
-    "LogSettings",
-];
+/// The methods that have a label in the metrics.
+const METHODS: &str = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer ModelStreamInfer \
+    ModelConfig ModelStatistics RepositoryIndex RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryStatus \
+    SystemSharedMemoryRegister SystemSharedMemoryUnregister CudaSharedMemoryStatus CudaSharedMemoryRegister \
+    CudaSharedMemoryUnregister TraceSetting LogSettings";
 
 /// Passes a request on to Triton, and the answer back as it comes.
 pub async fn answer(gateway: Arc<Gateway>, triton: Channel, mut request: Request<Incoming>) -> Response<Body> {
     let called = request.uri().path().rsplit('/').next().unwrap_or_default();
-    let method = METHODS.into_iter().find(|method| *method == called).unwrap_or_default();
+    // Others share the empty label, because a client could make up any number of names.
+    let method = METHODS.split(' ').find(|method| *method == called).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
     if matches!(method, "RepositoryModelLoad" | "RepositoryModelUnload") && gateway.managed.is_some() {
         let failure = Failure::managed_models();
@@ -79,8 +60,9 @@ pub async fn answer(gateway: Arc<Gateway>, triton: Channel, mut request: Request
 
 type Answered = Result<Response<Body>, tonic::transport::Error>;
 
-/// Makes a call, also if this future is dropped: tritonserver 24.10 can crash when unary calls are cancelled.
+/// Makes a call, also if this future is dropped.
 async fn finished(call: impl Future<Output = Answered> + Send + 'static) -> Answered {
+    // tritonserver 24.10 can crash when unary calls are cancelled.
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
         if let Err(Ok(response)) = sender.send(call.await) {
@@ -147,10 +129,8 @@ impl Drop for Answer {
         match self.code {
             // An answer of headers only is never polled.
             Some(code) => counted.finish("", code),
-            None if self.is_unary => {
-                // The client has gone.
-                tokio::spawn(drain(mem::take(&mut self.body)));
-            }
+            // The client has gone. A unary call is finished, as above.
+            None if self.is_unary => _ = tokio::spawn(drain(mem::take(&mut self.body))),
             None => {}
         }
     }

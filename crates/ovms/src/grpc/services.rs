@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prost::Message;
+use tokio::time::timeout_at;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
-use super::deadline;
-use crate::failure::Failure;
-use crate::gateway::Gateway;
-use crate::metadata;
+use crate::gateway::{Gateway, VersionStatus};
 use crate::metrics::Method;
-use crate::models::{Signature, is_special};
+use crate::models::{Signature, TYPE_URL};
 use crate::predict::specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Special, Specials};
 use crate::predict::{self, Call, Prediction, Tensors};
 use crate::proto::tensorflow::serving::model_service_server::ModelService;
@@ -23,24 +22,18 @@ use crate::proto::tensorflow::serving::{
     model_spec::VersionChoice,
 };
 use crate::proto::tensorflow::{DataType, TensorProto};
-use crate::status;
-use crate::tensor::Tensor;
-use crate::tensor::proto::{Expansion, dimensions, shape_proto};
+use crate::tensor::{Expansion, Tensor, dimensions, shape_proto};
+use crate::triton::Failure;
 
 /// The only `metadata_field` that a client can ask for.
 const SIGNATURE_DEF: &str = "signature_def";
 
-/// All services of TensorFlow Serving.
 #[derive(Clone)]
 pub struct Services {
-    gateway: Arc<Gateway>,
+    pub gateway: Arc<Gateway>,
 }
 
 impl Services {
-    pub fn new(gateway: Arc<Gateway>) -> Self {
-        Self { gateway }
-    }
-
     /// Answers before the client's deadline, and counts the request.
     async fn answer<T>(
         &self,
@@ -50,8 +43,14 @@ impl Services {
         answer: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Response<T>, Status> {
         let counted = self.gateway.metrics.request(Method { api: "grpc", method });
-        let result = deadline::within(deadline, answer).await;
+        let result = match deadline {
+            Some(deadline) => timeout_at(deadline.into(), answer)
+                .await
+                .unwrap_or_else(|_| Err(Failure::new(Code::DeadlineExceeded, "Deadline Exceeded"))),
+            None => answer.await,
+        };
         let code = result.as_ref().err().map_or(Code::Ok, |failure| failure.code);
+        // Only now, because the request itself may have made the model known.
         counted.finish(if self.gateway.models.is_known(model) { model } else { "" }, code);
         Ok(Response::new(result?))
     }
@@ -65,7 +64,7 @@ impl PredictionService for Services {
         let call = Call {
             name: &spec.name,
             version: version(&spec),
-            deadline: deadline::of(&metadata),
+            deadline: deadline_of(&metadata),
             specials: Ok(specials(&request.inputs)),
             filter: &request.output_filter,
         };
@@ -84,6 +83,7 @@ impl PredictionService for Services {
         let (metadata, _, request) = request.into_parts();
         let spec = request.model_spec.clone().unwrap_or_default();
         let run = async {
+            // In here, so that requests that are refused are counted, too.
             if request.model_spec.is_none() {
                 return Err(Failure::invalid("model_spec missing in request"));
             }
@@ -91,16 +91,14 @@ impl PredictionService for Services {
                 return Err(Failure::invalid("Invalid signature name"));
             }
             let signature = self.gateway.ask_signature(&spec.name, version(&spec)).await?;
-            let any = prost_types::Any {
-                type_url: metadata::TYPE_URL.to_owned(),
-                value: metadata::signature_def_map(&signature).encode_to_vec(),
-            };
+            let value = signature.definition().encode_to_vec();
+            let any = prost_types::Any { type_url: TYPE_URL.to_owned(), value };
             Ok(GetModelMetadataResponse {
                 model_spec: Some(answered_spec(&spec.name, signature.version)),
                 metadata: BTreeMap::from([(SIGNATURE_DEF.to_owned(), any)]),
             })
         };
-        self.answer("GetModelMetadata", &spec.name, deadline::of(&metadata), run).await
+        self.answer("GetModelMetadata", &spec.name, deadline_of(&metadata), run).await
     }
 
     async fn classify(&self, _: Request<UnreadRequest>) -> Result<Response<UnsentResponse>, Status> {
@@ -125,18 +123,14 @@ impl ModelService for Services {
         let (metadata, _, request) = request.into_parts();
         let spec = request.model_spec.unwrap_or_default();
         let run = async {
-            let versions = status::of_model(&self.gateway, &spec.name, version(&spec)).await?;
-            let statuses = versions.iter().map(|status| ModelVersionStatus {
-                version: status.version,
-                state: status.state as i32,
-                status: Some(StatusProto {
-                    error_code: status.error_code() as i32,
-                    error_message: status.error_message().to_owned(),
-                }),
+            let versions = self.gateway.statuses_of(&spec.name, version(&spec)).await?;
+            let statuses = versions.into_iter().map(|VersionStatus { version, state, error_code, error_message }| {
+                let status = Some(StatusProto { error_code: error_code as i32, error_message });
+                ModelVersionStatus { version, state: state as i32, status }
             });
             Ok(GetModelStatusResponse { model_version_status: statuses.collect() })
         };
-        self.answer("GetModelStatus", &spec.name, deadline::of(&metadata), run).await
+        self.answer("GetModelStatus", &spec.name, deadline_of(&metadata), run).await
     }
 
     async fn handle_reload_config_request(
@@ -166,22 +160,19 @@ fn answered_spec(name: &str, version: i64) -> ModelSpec {
 }
 
 fn specials(inputs: &BTreeMap<String, TensorProto>) -> Specials {
+    // As in OVMS, neither the declared type counts, nor bytes in tensor_content, only the field of the type.
+    let special = |name| inputs.get(name).map(|proto| (proto, dimensions(proto.tensor_shape.as_ref())));
     Specials {
-        sequence_id: inputs.get(SEQUENCE_ID).map(|proto| special(proto, &proto.uint64_val)),
-        control: inputs.get(SEQUENCE_CONTROL_INPUT).map(|proto| special(proto, &proto.uint32_val)),
+        sequence_id: special(SEQUENCE_ID).map(|(proto, shape)| Special::new(shape, &proto.uint64_val)),
+        control: special(SEQUENCE_CONTROL_INPUT).map(|(proto, shape)| Special::new(shape, &proto.uint32_val)),
     }
 }
 
-fn special<T: Copy>(proto: &TensorProto, values: &[T]) -> Special<T> {
-    let value = if let [value] = *values { Some(value) } else { None };
-    Special { shape: dimensions(proto.tensor_shape.as_ref()), value }
-}
-
 fn tensors(inputs: &BTreeMap<String, TensorProto>, signature: &Signature) -> Result<Tensors, Failure> {
-    let mut expansion = Expansion::default();
-    let data = inputs.iter().filter(|(name, _)| !(signature.is_stateful() && is_special(name)));
+    let mut expansion = Expansion::new();
+    let data = inputs.iter().filter(|(name, _)| !signature.has_special(name));
     let tensors = data.map(|(name, proto)| {
-        // Before it takes memory.
+        // Before its values take memory: a few bytes of a client may stand for many elements.
         signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
         Ok((name.clone(), Tensor::from_proto(name, proto, &mut expansion)?))
     });
@@ -200,7 +191,65 @@ fn response(spec: &ModelSpec, prediction: Prediction) -> PredictResponse {
         };
         outputs.insert(SEQUENCE_ID.to_owned(), proto);
     }
+    // With the version that answered, because a client that asks for the latest one can't know it otherwise.
     let mut model_spec = answered_spec(&spec.name, prediction.version);
     model_spec.signature_name.clone_from(&spec.signature_name);
     PredictResponse { outputs, model_spec: Some(model_spec) }
+}
+
+/// When the client stops waiting; none if its header `grpc-timeout` is absent or malformed.
+fn deadline_of(metadata: &MetadataMap) -> Option<Instant> {
+    let timeout = parse_timeout(metadata.get("grpc-timeout")?.to_str().ok()?)?;
+    // A deadline that the clock can't represent is none.
+    Instant::now().checked_add(timeout)
+}
+
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let unit = text.chars().next_back()?;
+    let digits = text.strip_suffix(unit)?;
+    // gRPC's specification allows 8 digits. `parse` alone would take a sign.
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let unit = match unit {
+        'H' => Duration::from_secs(3600),
+        'M' => Duration::from_secs(60),
+        'S' => Duration::from_secs(1),
+        'm' => Duration::from_millis(1),
+        'u' => Duration::from_micros(1),
+        'n' => Duration::from_nanos(1),
+        _ => return None,
+    };
+    Some(unit * digits.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_unit_is_read() {
+        assert_eq!(parse_timeout("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(parse_timeout("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse_timeout("9S"), Some(Duration::from_secs(9)));
+        assert_eq!(parse_timeout("99999999m"), Some(Duration::from_millis(99_999_999)));
+        assert_eq!(parse_timeout("5u"), Some(Duration::from_micros(5)));
+        assert_eq!(parse_timeout("5n"), Some(Duration::from_nanos(5)));
+    }
+
+    #[test]
+    fn what_grpc_does_not_allow_is_no_deadline() {
+        for text in ["", "5", "m", "-5m", "+5m", "123456789m", "5x", "5é", "1.5S"] {
+            assert_eq!(parse_timeout(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text: String) {
+            let _ = parse_timeout(&text);
+        }
+    }
 }

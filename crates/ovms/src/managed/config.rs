@@ -4,6 +4,7 @@
 //! entry that is well-formed and can't be served is a problem of its model only.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Place;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,40 +25,66 @@ pub struct Source {
     pub cleaner_minutes: Option<u32>,
 }
 
-/// The models of a source.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
-    /// `config.json`.
     File(PathBuf),
-    /// One model.
-    CommandLine {
-        /// `--model_name`
-        name: String,
-        /// `--model_path`
-        path: String,
-        /// Its other options.
-        options: Box<ModelOptions>,
-    },
+    CommandLine(Box<ModelOptions>),
 }
 
-/// Options of the model of the command line that were written.
-#[derive(Clone, Debug, Default)]
-#[allow(missing_docs)]
+/// The model of the command line. A field is none if its option was not written.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(rename_all = "snake_case")]
 pub struct ModelOptions {
+    /// Name of the model.
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Folder with a folder for each version, or one .onnx file.
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// Keeps a state for each sequence. Required.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
     pub stateful: Option<bool>,
+    /// Removes idle sequences.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
     pub idle_sequence_cleanup: Option<bool>,
+    /// Gives states to recurrences inside the model.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean)]
     pub low_latency_transformation: Option<bool>,
-    pub max_sequence_number: Option<u64>,
+    /// The most sequences at the same time.
+    #[arg(long, value_name = "NUMBER")]
+    pub max_sequence_number: Option<u32>,
+    /// Which versions are served, as JSON.
+    #[arg(long, value_name = "JSON")]
     pub model_version_policy: Option<String>,
-    pub nireq: Option<u64>,
+    /// Threads that run the model.
+    #[arg(long, value_name = "NUMBER")]
+    pub nireq: Option<u32>,
+    /// NUM_STREAMS and INFERENCE_NUM_THREADS, as JSON.
+    #[arg(long, value_name = "JSON")]
     pub plugin_config: Option<String>,
+    /// CPU.
+    #[arg(long, value_name = "DEVICE")]
     pub target_device: Option<String>,
+    /// 1.
+    #[arg(long, value_name = "NUMBER")]
     pub batch_size: Option<String>,
+    /// Refused; see docs/ovms.md.
+    #[arg(long, value_name = "SHAPE", hide = true)]
     pub shape: Option<String>,
+    /// Refused; see docs/ovms.md.
+    #[arg(long, value_name = "LAYOUT", hide = true)]
     pub layout: Option<String>,
 }
 
-/// What a source lists.
+/// As OVMS's parser of options takes it.
+pub fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "True" | "t" | "T" | "1" => Ok(true),
+        "false" | "False" | "f" | "F" | "0" => Ok(false),
+        _ => Err("true or false".to_owned()),
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
     /// Each model by its name: to be served, or why it can't be.
@@ -68,21 +95,17 @@ pub struct Configuration {
     pub warnings: Vec<String>,
 }
 
-/// A model to serve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// The folder with a folder for each version, or one .onnx file.
     pub base_path: PathBuf,
-    /// Which versions are served.
     pub policy: VersionPolicy,
     /// Parameters of the backend.
     pub parameters: BTreeMap<&'static str, String>,
-    /// Whether the entry names the device.
+    /// Whether the entry has `target_device`.
     pub device_given: bool,
 }
 
 impl Source {
-    /// Reads what is listed. The error says why nothing can be read.
     pub fn read(&self) -> Result<Configuration, String> {
         match &self.models {
             ModelSource::File(path) => {
@@ -92,17 +115,18 @@ impl Source {
                 let folder = path.parent().unwrap_or(Path::new(""));
                 parse(&text, folder, self.cleaner_minutes).map_err(|error| format!("{}: {error}", path.display()))
             }
-            ModelSource::CommandLine { name, path, options } => {
-                let model = options.model(name, path)?;
+            ModelSource::CommandLine(options) => {
+                let model = options.as_ref().clone().model()?;
+                let name = model.name.clone();
                 let entry = model.entry(Path::new(""), self.cleaner_minutes);
-                Ok(Configuration { models: BTreeMap::from([(name.clone(), entry)]), ..Configuration::default() })
+                Ok(Configuration { models: BTreeMap::from([(name, entry)]), ..Configuration::default() })
             }
         }
     }
 }
 
-/// The text of a file. What is no regular file is refused, because reading a pipe may never end.
 pub fn read_text(path: &Path) -> io::Result<String> {
+    // Reading a pipe may never end.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
@@ -111,23 +135,18 @@ pub fn read_text(path: &Path) -> io::Result<String> {
 
 /// Reads the text of a `config.json` in `folder`.
 fn parse(text: &str, folder: &Path, cleaner_minutes: Option<u32>) -> Result<Configuration, String> {
-    // Serde would take an array for a struct.
-    let file: File = match serde_json::from_str::<Map<String, Value>>(text) {
-        Ok(_) => serde_json::from_str(text),
-        Err(error) => Err(error),
-    }
-    .map_err(|error| format!("The file is not valid json: {error}"))?;
+    // First as a map, because serde would take an array for a struct.
+    let file = serde_json::from_str::<Map<String, Value>>(text).and_then(|_| serde_json::from_str::<File>(text));
+    let file = file.map_err(|error| format!("The file is not valid json: {error}"))?;
     let mut read = Configuration::default();
     for ModelItem { config } in file.model_config_list {
-        if read.models.contains_key(&config.name) {
-            read.refused.push(format!(
+        match read.models.entry(config.name.clone()) {
+            Place::Vacant(place) => _ = place.insert(config.entry(folder, cleaner_minutes)),
+            Place::Occupied(place) => read.refused.push(format!(
                 "model '{}' is listed twice. Only the first entry is served: remove the other, or give it another name",
-                config.name
-            ));
-            continue;
+                place.key()
+            )),
         }
-        let name = config.name.clone();
-        read.models.insert(name, config.entry(folder, cleaner_minutes));
     }
     for (list, what, instead) in [
         (file.pipeline_config_list, "pipeline", "use an ensemble of Triton"),
@@ -141,6 +160,7 @@ fn parse(text: &str, folder: &Path, cleaner_minutes: Option<u32>) -> Result<Conf
             read.refused.push(format!("{what} '{}' is not served: {instead}", name.unwrap_or_default()));
         }
     }
+    // Only warnings, because the models are served as the file says.
     if let Some(Monitoring { metrics }) = file.monitoring {
         if metrics.metrics_list.is_some() {
             read.warnings.push("monitoring: metrics_list has no effect, GET /metrics has all metrics".to_owned());
@@ -186,7 +206,6 @@ struct Metrics {
     metrics_list: Option<Vec<String>>,
 }
 
-/// An entry as it is written.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Model {
@@ -225,26 +244,26 @@ enum TextOrMap {
 
 impl ModelOptions {
     /// The options as an entry of `config.json` would have them.
-    fn model(&self, name: &str, path: &str) -> Result<Model, String> {
+    fn model(self) -> Result<Model, String> {
         let policy = self.model_version_policy.as_deref().map(serde_json::from_str).transpose();
         let plugin_config = self.plugin_config.as_deref().map(serde_json::from_str).transpose();
-        let map = |text: &String| serde_json::from_str(text).map_or(TextOrMap::Text(text.clone()), TextOrMap::Map);
+        let map = |text: String| serde_json::from_str(&text).map_or(TextOrMap::Text(text), TextOrMap::Map);
         Ok(Model {
-            name: name.to_owned(),
-            base_path: Some(path.to_owned()),
-            batch_size: self.batch_size.clone().map(Number::Text),
+            name: self.model_name.unwrap_or_default(),
+            base_path: self.model_path,
+            batch_size: self.batch_size.map(Number::Text),
             model_version_policy: policy
                 .map_err(|error| format!("Model version policy is in wrong format: --model_version_policy: {error}"))?,
-            shape: self.shape.as_ref().map(map),
-            layout: self.layout.as_ref().map(map),
-            nireq: self.nireq,
-            target_device: self.target_device.clone(),
+            shape: self.shape.map(map),
+            layout: self.layout.map(map),
+            nireq: self.nireq.map(u64::from),
+            target_device: self.target_device,
             plugin_config: plugin_config
                 .map_err(|error| format!("Plugin config is in wrong format: --plugin_config: {error}"))?,
             stateful: self.stateful,
             idle_sequence_cleanup: self.idle_sequence_cleanup,
             low_latency_transformation: self.low_latency_transformation,
-            max_sequence_number: self.max_sequence_number,
+            max_sequence_number: self.max_sequence_number.map(u64::from),
             ..Model::default()
         })
     }
@@ -253,6 +272,7 @@ impl ModelOptions {
 impl Model {
     fn entry(self, folder: &Path, cleaner_minutes: Option<u32>) -> Result<Entry, String> {
         check_name(&self.name)?;
+        // Before the others, whose texts are about models with states.
         self.check_stateful()?;
         self.check_shape()?;
         self.check_refused()?;
@@ -260,20 +280,22 @@ impl Model {
         if let Some(number) = sequences.filter(|number| !(1..=u64::from(u32::MAX)).contains(number)) {
             return Err(format!("max_sequence_number is {number}: 1 to {}", u32::MAX));
         }
-        let plugin = Plugin::read(self.plugin_config.unwrap_or_default())?;
+        let [streams, threads] = read_plugin_config(self.plugin_config.unwrap_or_default())?;
+        // 0 counts as absent, as in OVMS.
         let nireq = self.nireq.filter(|nireq| *nireq > 0);
-        let workers = [nireq, plugin.streams].into_iter().flatten().min();
+        let workers = [nireq, streams].into_iter().flatten().min();
         if let Some(workers) = workers.filter(|workers| *workers > WORKERS_MAX) {
             return Err(format!("nireq and NUM_STREAMS ask for {workers} threads: at most {WORKERS_MAX}"));
         }
         let parameters = [
+            // Of use only by its presence: the backend then has OVMS's rule for idle sequences.
             ("stateful", Some("true".to_owned())),
             ("idle_sequence_cleanup", self.idle_sequence_cleanup.map(|cleanup| cleanup.to_string())),
             ("low_latency_transformation", self.low_latency_transformation.map(|low_latency| low_latency.to_string())),
             ("max_sequence_number", sequences.map(|number| number.to_string())),
             ("sequence_cleaner_poll_wait_minutes", cleaner_minutes.map(|minutes| minutes.to_string())),
             ("worker_count", workers.map(|workers| workers.to_string())),
-            ("intra_op_thread_count", plugin.threads.map(|threads| threads.to_string())),
+            ("intra_op_thread_count", threads.map(|threads| threads.to_string())),
         ];
         Ok(Entry {
             base_path: base_path(self.base_path.as_deref().unwrap_or(""), folder)?,
@@ -323,21 +345,24 @@ impl Model {
     }
 
     fn check_refused(&self) -> Result<(), String> {
-        if self.layout.is_some() {
-            return Err("layout is refused: send the data in the model's layout. Remove it".to_owned());
-        }
-        if self.graph_path.is_some() || self.subconfig.is_some() {
-            return Err("graph_path and subconfig are of MediaPipe graphs, which the gateway doesn't serve".to_owned());
-        }
-        if self.custom_loader_options.is_some() {
-            return Err(
-                "custom_loader_options: there are no custom loaders. Give the .onnx file as base_path".to_owned()
-            );
-        }
-        if self.allow_cache == Some(true) {
-            return Err(
-                "allow_cache: ONNX Runtime compiles nothing for the CPU that could be kept. Remove it".to_owned()
-            );
+        for (is_given, why) in [
+            (self.layout.is_some(), "layout is refused: send the data in the model's layout. Remove it"),
+            (
+                self.graph_path.is_some() || self.subconfig.is_some(),
+                "graph_path and subconfig are of MediaPipe graphs, which the gateway doesn't serve",
+            ),
+            (
+                self.custom_loader_options.is_some(),
+                "custom_loader_options: there are no custom loaders. Give the .onnx file as base_path",
+            ),
+            (
+                self.allow_cache == Some(true),
+                "allow_cache: ONNX Runtime compiles nothing for the CPU that could be kept. Remove it",
+            ),
+        ] {
+            if is_given {
+                return Err(why.to_owned());
+            }
         }
         match self.target_device.as_deref() {
             None | Some("CPU") => Ok(()),
@@ -368,6 +393,7 @@ fn base_path(path: &str, folder: &Path) -> Result<PathBuf, String> {
     if path.is_empty() {
         return Err("base_path is empty: name the folder with the model's versions".to_owned());
     }
+    // OVMS loads models from these. As the name of a folder, each would be a relative path that doesn't exist.
     for scheme in ["s3://", "gs://", "azure://", "azfs://", "az://"] {
         if path.starts_with(scheme) {
             return Err(format!("base_path is '{path}': copy the model to this host, and write its folder here"));
@@ -376,36 +402,26 @@ fn base_path(path: &str, folder: &Path) -> Result<PathBuf, String> {
     std::path::absolute(folder.join(path)).map_err(|error| format!("base_path '{path}': {error}"))
 }
 
-/// The options of `plugin_config` that have a counterpart here.
-#[derive(Default)]
-struct Plugin {
-    streams: Option<u64>,
-    threads: Option<u64>,
-}
-
-impl Plugin {
-    fn read(options: Map<String, Value>) -> Result<Self, String> {
-        let mut plugin = Self::default();
-        for (name, value) in options {
-            match name.as_str() {
-                "NUM_STREAMS" | "CPU_THROUGHPUT_STREAMS" => set(&mut plugin.streams, "NUM_STREAMS", &value, 1)?,
-                "INFERENCE_NUM_THREADS" | "CPU_THREADS_NUM" => {
-                    set(&mut plugin.threads, "INFERENCE_NUM_THREADS", &value, 0)?;
-                }
-                "PERFORMANCE_HINT" if value == "LATENCY" => {}
-                "PERFORMANCE_HINT" => {
-                    return Err(format!("plugin_config: PERFORMANCE_HINT is {value}: write LATENCY, or NUM_STREAMS"));
-                }
-                _ => {
-                    return Err(format!(
-                        "plugin_config: {name} is an option of OpenVINO. Remove it: NUM_STREAMS and INFERENCE_NUM_THREADS \
-                         are known here, and options of ONNX Runtime go into a config.pbtxt in base_path"
-                    ));
-                }
+/// NUM_STREAMS and INFERENCE_NUM_THREADS of `plugin_config`, which have counterparts here.
+fn read_plugin_config(options: Map<String, Value>) -> Result<[Option<u64>; 2], String> {
+    let (mut streams, mut threads) = (None, None);
+    for (name, value) in options {
+        match name.as_str() {
+            "NUM_STREAMS" | "CPU_THROUGHPUT_STREAMS" => set(&mut streams, "NUM_STREAMS", &value, 1)?,
+            "INFERENCE_NUM_THREADS" | "CPU_THREADS_NUM" => set(&mut threads, "INFERENCE_NUM_THREADS", &value, 0)?,
+            "PERFORMANCE_HINT" if value == "LATENCY" => {}
+            "PERFORMANCE_HINT" => {
+                return Err(format!("plugin_config: PERFORMANCE_HINT is {value}: write LATENCY, or NUM_STREAMS"));
+            }
+            _ => {
+                return Err(format!(
+                    "plugin_config: {name} is an option of OpenVINO. Remove it: NUM_STREAMS and INFERENCE_NUM_THREADS \
+                     are known here, and options of ONNX Runtime go into a config.pbtxt in base_path"
+                ));
             }
         }
-        Ok(plugin)
     }
+    Ok([streams, threads])
 }
 
 fn set(option: &mut Option<u64>, name: &str, value: &Value, least: u64) -> Result<(), String> {

@@ -5,7 +5,6 @@
 
 mod config;
 mod model;
-mod pbtxt;
 mod policy;
 mod repository;
 mod server;
@@ -24,27 +23,17 @@ use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Code;
 
-pub use self::config::{ModelOptions, ModelSource, Source};
-pub use self::server::{Server, ServerOptions, launcher};
+pub use self::config::{ModelOptions, ModelSource, Source, boolean};
+pub use self::server::{EXIT_FAILURE, Ended, Server, ServerOptions, launcher};
 
-use self::config::Configuration;
+use self::config::Entry;
 use self::model::Model;
-use crate::failure::Failure;
-use crate::triton::Triton;
+use crate::triton::{Failure, Triton};
 
 /// The models of `config.json` or the command line, as written into the repository of the tritonserver that the
 /// gateway has started.
 #[derive(Clone, Debug)]
 pub struct Managed(Arc<Inner>);
-
-/// Whether a reload found something new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reload {
-    /// The configuration and the files are as before.
-    Unchanged,
-    /// A model was added, removed or loaded again.
-    Changed,
-}
 
 #[derive(Debug)]
 struct Inner {
@@ -55,7 +44,6 @@ struct Inner {
     shown: RwLock<Shown>,
 }
 
-/// The models, as of the last update.
 #[derive(Debug, Default)]
 struct Models {
     by_name: BTreeMap<String, Model>,
@@ -66,21 +54,15 @@ struct Models {
 /// The results of the last update. Requests read them here, because they must not wait for a running update.
 #[derive(Debug, Default)]
 struct Shown {
-    names: BTreeSet<String>,
+    /// All that are configured. Those that are not served have the reason: from the configuration, or from the last load.
+    models: BTreeMap<String, Option<String>>,
     /// Where the files of those models are that are right.
     base_paths: BTreeMap<String, PathBuf>,
-    /// What the configuration and the files say.
-    of_configuration: BTreeMap<String, String>,
-    /// What Triton said at the last load.
-    of_load: BTreeMap<String, String>,
 }
 
-/// How an update ended.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Update {
     changed: bool,
-    /// The configuration can't be read.
-    unreadable: Option<String>,
     /// What is wrong, whether something else is served or not.
     problems: Vec<String>,
 }
@@ -91,30 +73,20 @@ impl Managed {
         Self(Arc::new(Inner { source, triton, repository, models: Mutex::default(), shown: RwLock::default() }))
     }
 
-    /// Reads the configuration again, writes the repository and lets Triton load and unload. The failure names the
-    /// entries that are wrong.
-    pub async fn reload(&self) -> Result<Reload, Failure> {
-        let update = self.update(true).await;
-        if let Some(error) = update.unreadable {
-            return Err(Failure::new(Code::FailedPrecondition, error));
+    /// Reads the configuration again, writes the repository and lets Triton load and unload. Returns whether a model was
+    /// added, removed or loaded again. The failure names the entries that are wrong.
+    pub async fn reload(&self) -> Result<bool, Failure> {
+        let update = self.update(true).await.map_err(|error| Failure::new(Code::FailedPrecondition, error))?;
+        if update.problems.is_empty() {
+            Ok(update.changed)
+        } else {
+            Err(Failure::new(Code::Internal, update.problems.join("; ")))
         }
-        if !update.problems.is_empty() {
-            return Err(Failure::new(Code::Internal, update.problems.join("; ")));
-        }
-        Ok(if update.changed { Reload::Changed } else { Reload::Unchanged })
     }
 
-    /// Configured models that are not served, and why: from the configuration, or from their last load.
-    pub fn problems(&self) -> BTreeMap<String, String> {
-        let shown = self.0.shown.read();
-        let mut problems = shown.of_load.clone();
-        problems.extend(shown.of_configuration.clone());
-        problems
-    }
-
-    /// Names of all configured models.
-    pub fn names(&self) -> BTreeSet<String> {
-        self.0.shown.read().names.clone()
+    /// All configured models, and why those are not served that aren't.
+    pub fn models(&self) -> BTreeMap<String, Option<String>> {
+        self.0.shown.read().models.clone()
     }
 
     /// A text of Triton about a model, with the user's path in place of the repository's.
@@ -125,34 +97,35 @@ impl Managed {
         }
     }
 
-    /// Loads the models for the first time.
+    /// Loads the models for the first time. What is wrong is logged, and does not keep the others from being served.
     pub async fn load(&self) {
-        self.update(false).await;
+        let _ = self.update(false).await;
     }
 
-    /// Updates the models again and again.
     pub async fn poll(self, every: Duration) {
         let mut ticks = interval(every);
+        // After loads that took longer than a tick, the missed ones would come all at once.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick comes at once, and the models have just been loaded.
         ticks.tick().await;
         loop {
             ticks.tick().await;
-            self.update(false).await;
+            let _ = self.update(false).await;
         }
     }
 
-    /// Goes on if this future is dropped.
-    async fn update(&self, asked: bool) -> Update {
+    async fn update(&self, asked: bool) -> Result<Update, String> {
         let inner = self.0.clone();
+        // A task, so that a client that gives up its reload leaves no load half done.
         let update = tokio::spawn(async move { inner.update(asked).await }).await;
-        update.unwrap_or_else(|error| Update { unreadable: Some(error.to_string()), ..Update::default() })
+        update.map_err(|error| error.to_string()).flatten()
     }
 }
 
 impl Inner {
-    /// `asked`: a client has asked for it, so loads that failed are tried again.
-    async fn update(&self, asked: bool) -> Update {
+    /// `asked`: a client has asked for it, so loads that failed are tried again. The error says why the configuration can't
+    /// be read.
+    async fn update(&self, asked: bool) -> Result<Update, String> {
         let mut models = self.models.lock().await;
         let source = self.source.clone();
         let read = tokio::task::spawn_blocking(move || source.read()).await;
@@ -160,53 +133,44 @@ impl Inner {
             Ok(configuration) => configuration,
             Err(error) => {
                 models.log(Level::Error, BTreeSet::from([format!("{error}; the models stay as they are")]));
-                return Update { unreadable: Some(error), ..Update::default() };
+                return Err(error);
             }
         };
-        let mut update = Update { problems: configuration.refused.clone(), ..Update::default() };
-        update.changed |= self.unload_others(&mut models, &configuration).await;
-        let mut shown = Shown { names: configuration.models.keys().cloned().collect(), ..Shown::default() };
+        let changed = models.unload_others(&configuration.models).await;
+        let mut update = Update { changed, problems: configuration.refused };
+        let mut shown = Shown::default();
         for (name, entry) in configuration.models {
-            let model = models.by_name.entry(name.clone()).or_default();
-            let folder = self.repository.join(&name);
+            let new = || Model::new(&self.triton, &name, &self.repository);
+            let model = models.by_name.entry(name.clone()).or_insert_with(new);
             match entry {
                 Ok(entry) => {
                     shown.base_paths.insert(name.clone(), entry.base_path.clone());
-                    let changed = model.update(&self.triton, &name, &folder, entry, asked).await;
-                    update.changed |= changed;
+                    update.changed |= model.update(entry, asked).await;
                 }
                 Err(problem) => model.entry_is_wrong(problem),
             }
-            let served = model.is_served();
-            for (problem, of) in [(&model.problem, &mut shown.of_configuration), (&model.failure, &mut shown.of_load)] {
-                if let Some(problem) = problem {
-                    update.problems.push(format!("model '{name}': {problem}"));
-                    if !served {
-                        of.insert(name.clone(), problem.clone());
-                    }
-                }
-            }
+            let problems: Vec<_> = [&model.problem, &model.failure].into_iter().flatten().collect();
+            update.problems.extend(problems.iter().map(|problem| format!("model '{name}': {problem}")));
+            let first = problems.first().filter(|_| model.served.is_none());
+            shown.models.insert(name, first.map(ToString::to_string));
         }
         models.log(Level::Warn, configuration.warnings.iter().chain(&update.problems).cloned().collect());
         *self.shown.write() = shown;
-        update
-    }
-
-    /// Unloads the models that are no longer listed.
-    async fn unload_others(&self, models: &mut Models, configuration: &Configuration) -> bool {
-        let gone: Vec<_> =
-            models.by_name.keys().filter(|name| !configuration.models.contains_key(*name)).cloned().collect();
-        for name in &gone {
-            if let Some(mut model) = models.by_name.remove(name) {
-                model.unload(&self.triton, name, &self.repository.join(name)).await;
-                info!("model '{name}' is no longer listed");
-            }
-        }
-        !gone.is_empty()
+        Ok(update)
     }
 }
 
 impl Models {
+    async fn unload_others(&mut self, listed: &BTreeMap<String, Result<Entry, String>>) -> bool {
+        let gone: Vec<_> = self.by_name.extract_if(.., |name, _| !listed.contains_key(name)).collect();
+        let is_any = !gone.is_empty();
+        for (name, mut model) in gone {
+            model.unload().await;
+            info!("model '{name}' is no longer listed");
+        }
+        is_any
+    }
+
     /// Logs what wasn't said by the update before.
     fn log(&mut self, level: Level, said: BTreeSet<String>) {
         for text in said.difference(&self.logged) {
@@ -228,9 +192,9 @@ pub fn print_config(source: &Source) -> Result<(String, Vec<String>), String> {
                 if !text.is_empty() {
                     text.push('\n');
                 }
-                let available = found.versions.keys().copied().collect();
+                let available = found.all.versions.keys().copied().collect();
                 let versions: Vec<_> = entry.policy.select(&available).iter().map(i64::to_string).collect();
-                text += &format!("# {name}/config.pbtxt, versions {}\n{}", versions.join(", "), found.config);
+                text += &format!("# {name}/config.pbtxt, versions {}\n{}", versions.join(", "), found.all.config);
                 problems.extend(found.left_out.into_values().map(|why| format!("model '{name}': {why}")));
             }
             Err(problem) => problems.push(format!("model '{name}': {problem}")),

@@ -11,12 +11,14 @@ use tokio::task::spawn_blocking;
 
 use super::config::Entry;
 use super::repository::{self, Found, Version, Wanted};
-use crate::failure::Failure;
-use crate::triton::Triton;
+use crate::triton::{Failure, Triton};
 
-/// A model of the configuration.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Model {
+    triton: Triton,
+    name: String,
+    /// Its folder in Triton's repository.
+    folder: PathBuf,
     /// What is wrong with its entry or its files.
     pub problem: Option<String>,
     /// Why its last load failed.
@@ -24,15 +26,16 @@ pub struct Model {
     tried: Option<(Entry, Found)>,
     /// Its folder could not be written. That has another cause than the model, so it is tried again.
     unwritten: bool,
-    served: Option<Wanted>,
+    pub served: Option<Wanted>,
     /// Versions that can't be loaded, in this state of their files.
     failed: BTreeMap<i64, Version>,
 }
 
 impl Model {
-    /// Whether a version of it is served.
-    pub fn is_served(&self) -> bool {
-        self.served.is_some()
+    pub fn new(triton: &Triton, name: &str, repository: &Path) -> Self {
+        let (triton, name, folder) = (triton.clone(), name.to_owned(), repository.join(name));
+        let (problem, failure, tried, served, failed) = (None, None, None, None, BTreeMap::new());
+        Self { triton, name, folder, problem, failure, tried, unwritten: false, served, failed }
     }
 
     /// Its entry can't be served. What is served stays.
@@ -42,9 +45,9 @@ impl Model {
     }
 
     /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has changed.
-    pub async fn update(&mut self, triton: &Triton, name: &str, folder: &Path, entry: Entry, asked: bool) -> bool {
-        let (of_entry, model) = (entry.clone(), name.to_owned());
-        let found = spawn_blocking(move || repository::find(&model, &of_entry)).await;
+    pub async fn update(&mut self, entry: Entry, asked: bool) -> bool {
+        let (of_entry, name) = (entry.clone(), self.name.clone());
+        let found = spawn_blocking(move || repository::find(&name, &of_entry)).await;
         let found = match found.map_err(|error| error.to_string()).flatten() {
             Ok(found) => found,
             Err(problem) => {
@@ -58,32 +61,27 @@ impl Model {
             return false;
         }
         let (entry, found) = &now;
-        if again || self.tried.as_ref().is_none_or(|(_, before)| before.config != found.config) {
+        // Versions may have failed because of the old config.pbtxt.
+        if again || self.tried.as_ref().is_none_or(|(_, before)| before.all.config != found.all.config) {
             self.failed.clear();
         }
         self.problem = None;
         self.failure = None;
         self.unwritten = false;
-        let changed = self.serve(triton, name, folder, entry, found, again).await;
+        let changed = self.serve(entry, found, again).await;
         self.tried = Some(now);
         changed
     }
 
-    async fn serve(
-        &mut self,
-        triton: &Triton,
-        name: &str,
-        folder: &Path,
-        entry: &Entry,
-        found: &Found,
-        again: bool,
-    ) -> bool {
+    async fn serve(&mut self, entry: &Entry, found: &Found, again: bool) -> bool {
+        let name = self.name.clone();
         loop {
-            let loadable = found.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
+            let loadable =
+                found.all.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
             let available: BTreeSet<i64> = loadable.map(|(number, _)| *number).collect();
             let selected = entry.policy.select(&available);
             if selected.is_empty() {
-                return self.serve_none(triton, name, folder, found).await;
+                return self.serve_none(found).await;
             }
             // In the first turn only: the versions of the next ones are tried because a load has failed.
             if self.failure.is_none() {
@@ -91,52 +89,45 @@ impl Model {
                     warn!("model '{name}': version {number} is left out: {why}");
                 }
             }
-            let versions = found.versions.iter().filter(|(number, _)| selected.contains(number));
-            let wanted = Wanted {
-                config: found.config.clone(),
-                versions: versions.map(|(number, version)| (*number, version.clone())).collect(),
-                others: found.others.clone(),
-            };
-            let anew = again || self.served.as_ref().is_none_or(|served| wanted.changes(served));
+            let mut wanted = found.all.clone();
+            wanted.versions.retain(|number, _| selected.contains(number));
             if self.served.as_ref() == Some(&wanted) {
-                self.restore(folder).await;
-                return false;
+                return self.restore().await;
             }
-            if let Err(error) = write(&wanted, folder, anew).await {
+            let anew = again || self.served.as_ref().is_none_or(|served| wanted.changes(served));
+            if let Err(error) = write(&wanted, &self.folder, anew).await {
                 self.failure = Some(error);
                 self.unwritten = true;
-                self.restore(folder).await;
-                return false;
+                return self.restore().await;
             }
-            let Err(Failure { message, .. }) = triton.load(name).await else {
+            let Err(Failure { message, .. }) = self.triton.load(&name).await else {
                 info!("model '{name}': serving {}", versions_of(&wanted));
                 self.served = Some(wanted);
                 return true;
             };
-            let mut reasons = failed_versions(triton, name).await;
+            // Triton's error is about the model as a whole. The reasons of its versions are in the index, also old ones.
+            let mut reasons = failed_versions(&self.triton, &name).await;
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
             let failure = if said.is_empty() { message } else { said.join("; ") };
-            let failure = in_base_path(&failure, folder, &entry.base_path);
+            let failure = in_base_path(&failure, &self.folder, &entry.base_path);
             self.failure = Some(match self.failure.take() {
                 Some(before) => format!("{before}; {failure}"),
                 None => failure,
             });
+            // Without a version to blame, there is none to leave out in another turn.
             if reasons.is_empty() {
-                self.restore(folder).await;
-                return false;
+                return self.restore().await;
             }
             let bad = wanted.versions.into_iter().filter(|(number, _)| reasons.contains_key(number));
             self.failed.extend(bad);
         }
     }
 
-    /// There is no version to serve.
-    async fn serve_none(&mut self, triton: &Triton, name: &str, folder: &Path, found: &Found) -> bool {
+    async fn serve_none(&mut self, found: &Found) -> bool {
         if self.failure.is_some() {
             // All that were selected have failed.
-            self.restore(folder).await;
-            return false;
+            return self.restore().await;
         }
         let why: Vec<_> = found.left_out.values().cloned().collect();
         self.problem = Some(if why.is_empty() {
@@ -144,27 +135,28 @@ impl Model {
         } else {
             why.join("; ")
         });
-        self.unload(triton, name, folder).await
+        self.unload().await
     }
 
     /// Unloads it, if it is loaded, and removes its folder.
-    pub async fn unload(&mut self, triton: &Triton, name: &str, folder: &Path) -> bool {
+    pub async fn unload(&mut self) -> bool {
         let served = self.served.take();
         if served.is_some()
-            && let Err(failure) = triton.unload(name).await
+            && let Err(failure) = self.triton.unload(&self.name).await
         {
-            warn!("model '{name}' can't be unloaded: {failure}");
+            warn!("model '{}' can't be unloaded: {failure}", self.name);
         }
-        remove(folder).await;
+        remove(&self.folder).await;
         served.is_some()
     }
 
-    /// Makes the folder match what Triton serves again.
-    async fn restore(&self, folder: &Path) {
-        let Some(served) = &self.served else { return remove(folder).await };
-        if let Err(error) = write(served, folder, false).await {
-            warn!("{error}");
+    /// Makes the folder match what Triton serves again, which has not changed.
+    async fn restore(&self) -> bool {
+        match &self.served {
+            None => remove(&self.folder).await,
+            Some(served) => write(served, &self.folder, false).await.unwrap_or_else(|error| warn!("{error}")),
         }
+        false
     }
 }
 
@@ -174,7 +166,7 @@ pub fn in_base_path(text: &str, folder: &Path, base_path: &Path) -> String {
 }
 
 async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {
-    let (wanted, path): (_, PathBuf) = (wanted.clone(), folder.to_owned());
+    let (wanted, path) = (wanted.clone(), folder.to_owned());
     let written = spawn_blocking(move || wanted.write(&path, anew).map_err(|error| error.to_string())).await;
     let written = written.map_err(|error| error.to_string()).flatten();
     written.map_err(|error| format!("cannot write {}: {error}", folder.display()))

@@ -9,16 +9,13 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum VersionPolicy {
-    /// The highest ones.
     Latest {
-        /// How many.
         num_versions: NonZero<u64>,
     },
-    /// All that there are.
+    // With braces, because the file has `{"all": {}}`.
     All {},
     /// These, if they exist.
     Specific {
-        /// Their numbers.
         versions: Vec<NonZero<u64>>,
     },
 }
@@ -46,9 +43,9 @@ impl VersionPolicy {
     }
 }
 
-/// The number of a version by the name of its folder: decimal without leading zeros, from 1. Tritonserver
-/// would accept other spellings, and exits if a number is too large for it.
+/// The number of a version by the name of its folder: decimal without leading zeros, from 1.
 pub fn version_of(folder: &str) -> Option<i64> {
+    // Strict, because tritonserver would accept other spellings, and exits if a number is too large for it.
     let version: i64 = folder.parse().ok()?;
     (version >= 1 && version.to_string() == folder).then_some(version)
 }

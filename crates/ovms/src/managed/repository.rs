@@ -1,7 +1,7 @@
 //! The models' folders: what is in `base_path`, and the folder that Triton reads.
 //!
 //! Triton's folder has a link to each version that is served, so what is in `base_path` stays as it is, and a version that
-//! isn't served can't be loaded. The links are to whole folders: external data of a model is found beside it.
+//! isn't served can't be loaded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
 
 use super::config::{Entry, read_text};
-use super::pbtxt;
 use super::policy::version_of;
 
 const CONFIG: &str = "config.pbtxt";
@@ -27,35 +27,17 @@ const DEPTH_MAX: usize = 8;
 /// A model as its `base_path` has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The text of config.pbtxt for Triton.
-    pub config: String,
-    /// Versions that may be served.
-    pub versions: BTreeMap<i64, Version>,
+    /// All that may be served.
+    pub all: Wanted,
     /// Versions that have no ONNX file, and why.
     pub left_out: BTreeMap<i64, String>,
-    /// Files that a config.pbtxt in `base_path` may name.
-    pub others: Version,
 }
 
-/// A version of a model: what is linked, by name, and the state of all files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    links: Links,
+    /// What is linked: the path in the model's folder, and the target.
+    links: BTreeMap<PathBuf, PathBuf>,
     files: BTreeMap<PathBuf, Stamp>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Links {
-    /// To the whole folder.
-    Folder(PathBuf),
-    /// To files, by their names.
-    Files(BTreeMap<String, PathBuf>),
-}
-
-impl Default for Links {
-    fn default() -> Self {
-        Self::Files(BTreeMap::new())
-    }
 }
 
 /// Tells one state of a file from another.
@@ -89,14 +71,11 @@ fn find_file(name: &str, entry: &Entry) -> Result<Found, String> {
     stamp(path)?;
     // The names that exporters give to external data begin with the file's: model.onnx.data, model.onnx_data.
     let files = names(folder)?.into_iter().filter(|other| other.starts_with(file) && folder.join(other).is_file());
-    let links: BTreeMap<_, _> = files.map(|file| (file.clone(), folder.join(file))).collect();
+    let links: BTreeMap<_, _> = files.map(|file| (Path::new("1").join(&file), folder.join(file))).collect();
     let files = links.values().map(|path| Ok((path.clone(), stamp(path)?))).collect::<Result<_, String>>()?;
-    Ok(Found {
-        config: pbtxt::config(name, entry, None)?,
-        versions: BTreeMap::from([(1, Version { links: Links::Files(links), files })]),
-        left_out: BTreeMap::new(),
-        others: Version::default(),
-    })
+    let versions = BTreeMap::from([(1, Version { links, files })]);
+    let all = Wanted { config: config(name, entry, None)?, versions, others: Version::default() };
+    Ok(Found { all, left_out: BTreeMap::new() })
 }
 
 fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
@@ -112,7 +91,9 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
         if files.iter().any(|file| file.ends_with(".onnx")) {
             let mut stamps = BTreeMap::new();
             stamp_all(&folder, DEPTH_MAX, &mut stamps)?;
-            versions.insert(version, Version { links: Links::Folder(folder), files: stamps });
+            // The whole folder, because external data of a model is found beside it.
+            let links = BTreeMap::from([(PathBuf::from(name), folder)]);
+            versions.insert(version, Version { links, files: stamps });
         } else {
             left_out.insert(version, no_onnx(&folder, &files));
         }
@@ -123,34 +104,81 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
         let wrong = |error: String| format!("{}: {error}", added_path.display());
         let added = read_text(&added_path).map_err(|error| wrong(error.to_string()))?;
         others = find_others(path, &names)?;
-        pbtxt::config(name, entry, Some(&added)).map_err(wrong)?
+        config(name, entry, Some(&added)).map_err(wrong)?
     } else {
-        pbtxt::config(name, entry, None)?
+        config(name, entry, None)?
     };
     if versions.is_empty() && left_out.is_empty() {
         left_out.insert(0, no_version(path, &names));
     }
-    Ok(Found { config, versions, left_out, others })
+    Ok(Found { all: Wanted { config, versions, others }, left_out })
 }
 
-/// Everything next to the versions, except names that Triton could take for a version.
+/// The text of config.pbtxt for Triton: what the entry says, and what `added`, a config.pbtxt in `base_path`, adds. What both
+/// say must be the same. The backend fills in the rest from the model.
+fn config(name: &str, entry: &Entry, added: Option<&str>) -> Result<String, String> {
+    let mut config = match added {
+        Some(text) => stateful_pbtxt::read(text)?,
+        None => Map::new(),
+    };
+    if config.remove("name").is_some_and(|written| written != name) {
+        return Err(format!("its name is not '{name}', the name in the entry. Remove it"));
+    }
+    if config.insert("backend".to_owned(), json!("stateful")).is_some_and(|backend| backend != "stateful") {
+        return Err("its backend is not \"stateful\"".to_owned());
+    }
+    for field in ["platform", "ensemble_scheduling"] {
+        if config.contains_key(field) {
+            return Err(format!("{field} is for another backend"));
+        }
+    }
+    // The gateway links the selected versions only.
+    if config.insert("version_policy".to_owned(), json!({ "all": {} })).is_some() {
+        return Err("version_policy is model_version_policy in the entry. Write it there".to_owned());
+    }
+    if config.contains_key("instance_group") {
+        if entry.device_given {
+            return Err("the entry has target_device, and this file instance_group. Remove one of them".to_owned());
+        }
+    } else {
+        // OVMS runs stateful models on the CPU, and Triton would use a GPU if there is one. Threads are `worker_count`.
+        config.insert("instance_group".to_owned(), json!([{ "kind": "KIND_CPU", "count": 1 }]));
+    }
+    let parameters = config.entry("parameters").or_insert_with(|| Value::Object(Map::new()));
+    let Value::Object(parameters) = parameters else {
+        return Err("parameters is no map".to_owned());
+    };
+    for (key, value) in &entry.parameters {
+        let value = json!({ "string_value": value });
+        let written = parameters.insert((*key).to_owned(), value.clone());
+        if let Some(written) = written.filter(|written| *written != value) {
+            return Err(format!(
+                "{key} is {} in this file, and {} by the entry or the command line. Write it in one place",
+                written["string_value"], value["string_value"]
+            ));
+        }
+    }
+    stateful_pbtxt::write(&config)
+}
+
+/// Everything next to the versions.
 fn find_others(path: &Path, names: &[String]) -> Result<Version, String> {
-    let mut links = BTreeMap::new();
-    let mut files = BTreeMap::new();
+    let mut others = Version::default();
     for name in names {
         let first = name.chars().next();
+        // Triton could take another name for a version.
         if name == CONFIG || !first.is_some_and(|letter| letter.is_alphabetic() || letter == '_') {
             continue;
         }
         let other = path.join(name);
         if other.is_dir() {
-            stamp_all(&other, DEPTH_MAX, &mut files)?;
+            stamp_all(&other, DEPTH_MAX, &mut others.files)?;
         } else {
-            files.insert(other.clone(), stamp(&other)?);
+            others.files.insert(other.clone(), stamp(&other)?);
         }
-        links.insert(name.clone(), other);
+        others.links.insert(PathBuf::from(name), other);
     }
-    Ok(Version { links: Links::Files(links), files })
+    Ok(others)
 }
 
 fn no_onnx(folder: &Path, files: &[String]) -> String {
@@ -176,13 +204,13 @@ fn no_version(path: &Path, names: &[String]) -> String {
     format!("No version found for model in path: {}: its folders have numbers as names, from 1", path.display())
 }
 
-/// The names in a folder, except those that begin with `..`, as Kubernetes' own links do. Names that aren't Unicode are
-/// skipped, because no file of a model has one.
+/// The names in a folder. Those that aren't Unicode are skipped, because no file of a model has one.
 fn names(folder: &Path) -> Result<Vec<String>, String> {
     let wrong = |error: io::Error| format!("{}: {error}", folder.display());
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(wrong)? {
         if let Ok(name) = entry.map_err(wrong)?.file_name().into_string()
+            // Kubernetes' own links begin so. What they lead to has other names beside them.
             && !name.starts_with("..")
         {
             names.push(name);
@@ -232,11 +260,9 @@ fn stamp(path: &Path) -> Result<Stamp, String> {
 /// What a model's folder in Triton's repository must contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The text of config.pbtxt.
     pub config: String,
-    /// The versions to serve.
     pub versions: BTreeMap<i64, Version>,
-    /// Files beside them.
+    /// Files that a config.pbtxt in `base_path` may name.
     pub others: Version,
 }
 
@@ -248,49 +274,35 @@ impl Wanted {
     }
 
     /// Writes the model's folder for a load. `anew`: Triton is to load all versions again.
-    ///
-    /// Triton reloads a version if the newest time of its files and of those beside the versions has grown, which is not so
-    /// if an older file has taken a file's place: a new `.written` makes it grow. Triton looks at the versions at all if
-    /// any time in the folder has grown, so config.pbtxt, which counts for no version, always gets the newest one.
     pub fn write(&self, folder: &Path, anew: bool) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let wanted = self.versions.iter().map(|(number, version)| (number.to_string(), &version.links));
-        let wanted: BTreeMap<String, &Links> = wanted.collect();
-        let others = match &self.others.links {
-            Links::Files(files) => files.clone(),
-            Links::Folder(_) => BTreeMap::new(),
-        };
+        let links = self.versions.values().chain([&self.others]).flat_map(|version| &version.links);
+        let links: BTreeMap<_, _> = links.map(|(name, target)| (folder.join(name), target)).collect();
         for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != CONFIG
-                && name != WRITTEN
-                && !is_there(&entry.path(), wanted.get(&name).copied(), others.get(&name))
-            {
-                remove(&entry.path())?;
+            let path = entry?.path();
+            let is_there =
+                links.get(&path).is_some_and(|target| fs::read_link(&path).is_ok_and(|link| link == **target));
+            if !is_there && !path.ends_with(CONFIG) && !path.ends_with(WRITTEN) {
+                remove(&path)?;
             }
         }
-        for (name, links) in wanted {
-            let path = folder.join(name);
-            match links {
-                Links::Folder(target) => link(target, &path)?,
-                Links::Files(files) => {
-                    fs::create_dir_all(&path)?;
-                    for (name, target) in files {
-                        link(target, &path.join(name))?;
-                    }
-                }
+        for (path, target) in links {
+            // The files of a version that is one file have a folder of their own.
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            match symlink(target, path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                linked => linked?,
             }
-        }
-        for (name, target) in &others {
-            link(target, &folder.join(name))?;
         }
         let time = later_than(newest(folder, DEPTH_MAX));
         if anew {
+            // Triton reloads a version if the newest time of its files and of those beside the versions has grown, which
+            // is not so if an older file has taken a file's place.
             put(&folder.join(WRITTEN), "", time)?;
         }
-        put(&folder.join(CONFIG), &self.config, time)?;
-        Ok(())
+        // Triton looks at the versions at all if any time in the folder has grown, so this file, which counts for no
+        // version, always gets the newest one.
+        put(&folder.join(CONFIG), &self.config, time)
     }
 }
 
@@ -318,29 +330,13 @@ fn put(path: &Path, text: &str, time: SystemTime) -> io::Result<()> {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return set(path);
     }
+    // Not in place, so that a write that fails half way leaves the old text.
     let new = path.with_file_name(".new");
     fs::write(&new, text)?;
     set(&new)?;
     fs::rename(new, path)
 }
 
-/// Whether what is at `path` can stay.
-fn is_there(path: &Path, version: Option<&Links>, other: Option<&PathBuf>) -> bool {
-    let target = match version {
-        Some(Links::Folder(target)) => Some(target),
-        _ => other,
-    };
-    target.is_some_and(|target| fs::read_link(path).is_ok_and(|link| link == *target))
-}
-
-fn link(target: &Path, path: &Path) -> io::Result<()> {
-    match symlink(target, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        linked => linked,
-    }
-}
-
-/// Removes a model's folder, a link or a file.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),

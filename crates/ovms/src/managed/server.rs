@@ -5,7 +5,7 @@
 //! terminal reaches the gateway only, which then ends it in order.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
-use http::uri::Authority;
 use log::{LevelFilter, info, warn};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tokio::process::{Child, Command};
@@ -21,6 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::triton::Triton;
 
+pub const EXIT_FAILURE: u8 = 1;
 const LAUNCHER: &str = "--launch-tritonserver";
 /// Below the range from which Linux takes ports for outgoing connections.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
@@ -34,26 +34,40 @@ const EXIT_TIMEOUT_S: u64 = 10;
 /// With the default of 8, servers up to 24.10 at least crash under dozens of streams.
 const GRPC_REQUESTS_KEPT: usize = 1024;
 
-/// What the command line says about the process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(rename_all = "snake_case")]
 pub struct ServerOptions {
-    /// The program, if it was named.
+    /// The program; else the one in PATH, or /opt/tritonserver/bin/tritonserver.
+    #[arg(long, value_name = "FILE")]
     pub tritonserver: Option<PathBuf>,
-    /// The folder with the backend's folder, if it was named.
+    /// The folder with stateful/libtriton_stateful.so; else ../backends of this program's folder, or
+    /// /opt/tritonserver/backends.
+    #[arg(long, value_name = "FOLDER")]
     pub backend_directory: Option<PathBuf>,
-    /// What it logs.
-    pub log_level: LevelFilter,
-    /// The file that gets its log.
-    pub log_path: Option<PathBuf>,
-    /// Further arguments.
+    /// Further arguments of tritonserver, after `--`.
+    #[arg(last = true, value_name = "ARGUMENTS")]
     pub arguments: Vec<OsString>,
+    #[arg(skip = LevelFilter::Info)]
+    pub log_level: LevelFilter,
+    #[arg(skip)]
+    pub log_path: Option<PathBuf>,
 }
 
-/// A tritonserver that this process has started.
+/// Why the program ends, if not because it was asked to.
+pub struct Ended {
+    pub code: u8,
+    pub text: String,
+}
+
+impl From<String> for Ended {
+    fn from(text: String) -> Self {
+        Self { code: EXIT_FAILURE, text }
+    }
+}
+
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Its connection.
     pub triton: Triton,
 }
 
@@ -80,7 +94,7 @@ pub fn launcher() -> Option<ExitCode> {
 
 impl Server {
     /// Starts tritonserver with an empty repository in `repository`, and waits until it answers. To be called in the main
-    /// thread, because the process ends with the thread that started it.
+    /// thread, because the kernel ends the process with the thread that started it.
     pub async fn start(options: &ServerOptions, repository: &Path) -> Result<Self, String> {
         let program = find_tritonserver(options.tritonserver.as_deref())?;
         let backends = find_backends(options.backend_directory.as_deref())?;
@@ -89,7 +103,9 @@ impl Server {
         for _ in 0..ATTEMPTS {
             let grpc = free_port(None)?;
             let ports = [grpc, free_port(Some(grpc))?];
-            let [grpc, http] = ports.map(address);
+            let [grpc, http] = ports.map(|port| {
+                format!("{}:{port}", Ipv4Addr::LOCALHOST).parse().map_err(|error| format!("port {port}: {error}"))
+            });
             let triton = Triton::new(&grpc?, http?).map_err(|error| error.to_string())?;
             let mut server = Self { child: spawn(options, &program, &backends, repository, ports)?, triton };
             let Some(status) = server.ready().await.map_err(|error| format!("waiting for tritonserver: {error}"))?
@@ -123,14 +139,14 @@ impl Server {
         }
     }
 
-    /// Waits until it has ended by itself. Gives the exit code for the gateway, which isn't 0.
-    pub async fn ended(&mut self) -> (u8, String) {
+    pub async fn ended(&mut self) -> Ended {
         let status = match self.child.wait().await {
             Ok(status) => status,
-            Err(error) => return (1, format!("tritonserver is lost: {error}")),
+            Err(error) => return Ended::from(format!("tritonserver is lost: {error}")),
         };
-        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
-        (u8::try_from(code).unwrap_or(1).max(1), format!("tritonserver ended: {status}"))
+        // As a shell gives it. Not 0, also if tritonserver ended well: the gateway was not asked to end.
+        let code = status.code().or_else(|| Some(128 + status.signal()?)).and_then(|code| u8::try_from(code).ok());
+        Ended { code: code.unwrap_or(EXIT_FAILURE).max(EXIT_FAILURE), text: format!("tritonserver ended: {status}") }
     }
 
     /// Ends it: by SIGTERM, and by SIGKILL if it takes longer than this.
@@ -144,7 +160,6 @@ impl Server {
         }
     }
 
-    /// Ends it at once.
     pub async fn kill(&mut self) {
         let _ = self.child.kill().await;
     }
@@ -157,9 +172,10 @@ fn spawn(
     repository: &Path,
     [grpc_port, http_port]: [u16; 2],
 ) -> Result<Child, String> {
-    let with = |name: &str, value: &OsStr| {
+    // Not as text: a path need not be Unicode.
+    let with = |name: &str, path: &Path| {
         let mut argument = OsString::from(name);
-        argument.push(value);
+        argument.push(path);
         argument
     };
     let verbose = u8::from(options.log_level >= LevelFilter::Debug);
@@ -171,8 +187,9 @@ fn spawn(
         .arg(LAUNCHER)
         .arg(std::process::id().to_string())
         .arg(program)
-        .arg(with("--model-repository=", repository.as_os_str()))
-        .arg(with("--backend-directory=", backends.as_os_str()))
+        .arg(with("--model-repository=", repository))
+        .arg(with("--backend-directory=", backends))
+        // The gateway loads the models itself, and serves the others if one of them fails.
         .args(["--model-control-mode=explicit", "--exit-on-error=false", "--allow-metrics=false"])
         .arg(format!("--exit-timeout-secs={EXIT_TIMEOUT_S}"))
         .arg(format!("--grpc-infer-allocation-pool-size={GRPC_REQUESTS_KEPT}"))
@@ -209,10 +226,6 @@ fn free_port(other_than: Option<u16>) -> Result<u16, String> {
     Err("no free port on the loopback address".to_owned())
 }
 
-fn address(port: u16) -> Result<Authority, String> {
-    format!("{}:{port}", Ipv4Addr::LOCALHOST).parse().map_err(|error| format!("port {port}: {error}"))
-}
-
 /// The program that was named, else the one in PATH, NVIDIA's image or the checkout that this program was built in.
 fn find_tritonserver(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(named) = named {
@@ -224,10 +237,8 @@ fn find_tritonserver(named: Option<&Path>) -> Result<PathBuf, String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let in_path = env::split_paths(&path).map(|folder| folder.join("tritonserver"));
     let image = PathBuf::from("/opt/tritonserver/bin/tritonserver");
-    let checkout = this_program().into_iter().flat_map(|program| {
-        let folders: Vec<_> = program.ancestors().skip(1).map(Path::to_owned).collect();
-        folders.into_iter().filter_map(|folder| in_checkout(&folder))
-    });
+    let program = this_program().unwrap_or_default();
+    let checkout = program.ancestors().skip(1).filter_map(in_checkout);
     in_path.chain([image]).chain(checkout).find(|program| program.is_file()).ok_or_else(|| {
         "there is no tritonserver in PATH or in /opt/tritonserver/bin. Name it with --tritonserver, or name one that runs \
          with --triton"
@@ -237,11 +248,10 @@ fn find_tritonserver(named: Option<&Path>) -> Result<PathBuf, String> {
 
 /// The server that scripts/setup installs into a checkout.
 fn in_checkout(folder: &Path) -> Option<PathBuf> {
-    let lib = folder.join(".venv/lib").read_dir().ok()?;
-    let pythons = lib.filter_map(|python| Some(python.ok()?.path()));
-    pythons
-        .map(|python| python.join("site-packages/pytriton/tritonserver/bin/tritonserver"))
-        .find(|file| file.is_file())
+    // The version of Python is part of the path.
+    let pythons = folder.join(".venv/lib").read_dir().ok()?.flatten();
+    let programs = pythons.map(|python| python.path().join("site-packages/pytriton/tritonserver/bin/tritonserver"));
+    programs.into_iter().find(|file| file.is_file())
 }
 
 /// The folder that was named, else the one beside this program's folder, or that of NVIDIA's image.
@@ -255,8 +265,7 @@ fn find_backends(named: Option<&Path>) -> Result<PathBuf, String> {
     }
     let beside = this_program().and_then(|program| Some(program.parent()?.parent()?.join("backends")));
     let image = PathBuf::from("/opt/tritonserver/backends");
-    let folders = beside.into_iter().chain([image]);
-    folders.into_iter().find(|folder| folder.join(LIBRARY).is_file()).ok_or_else(|| {
+    beside.into_iter().chain([image]).find(|folder| folder.join(LIBRARY).is_file()).ok_or_else(|| {
         format!(
             "there is no {LIBRARY} in ../backends of this program's folder or in /opt/tritonserver/backends. Name the \
                  folder with --backend_directory"

@@ -7,20 +7,18 @@ fn parsed(arguments: &str) -> Result<Settings, String> {
     })
 }
 
-fn model_of(arguments: &str) -> (String, String, ModelOptions) {
+fn model_of(arguments: &str) -> ModelOptions {
     let settings = parsed(&format!("--port 9000 --model_name m --model_path /models/m {arguments}")).unwrap();
     match settings.mode {
-        Mode::Managed { source: Source { models: ModelSource::CommandLine { name, path, options }, .. }, .. } => {
-            (name, path, *options)
-        }
+        Mode::Managed { source: Source { models: ModelSource::CommandLine(options), .. }, .. } => *options,
         mode => panic!("{mode:?}"),
     }
 }
 
 #[test]
 fn a_command_line_of_ovms_is_taken_as_it_is() {
-    let (name, path, options) = model_of("--stateful --idle_sequence_cleanup=false --max_sequence_number=7 --nireq 4");
-    assert_eq!((name.as_str(), path.as_str()), ("m", "/models/m"));
+    let options = model_of("--stateful --idle_sequence_cleanup=false --max_sequence_number=7 --nireq 4");
+    assert_eq!((options.model_name.as_deref(), options.model_path.as_deref()), (Some("m"), Some("/models/m")));
     assert_eq!(
         (options.stateful, options.idle_sequence_cleanup, options.max_sequence_number, options.nireq),
         (Some(true), Some(false), Some(7), Some(4))
@@ -30,8 +28,8 @@ fn a_command_line_of_ovms_is_taken_as_it_is() {
 
 #[test]
 fn a_flag_takes_a_value_only_behind_an_equals_sign() {
-    assert_eq!(model_of("--stateful=false").2.stateful, Some(false));
-    assert_eq!(model_of("--stateful=1").2.stateful, Some(true));
+    assert_eq!(model_of("--stateful=false").stateful, Some(false));
+    assert_eq!(model_of("--stateful=1").stateful, Some(true));
     assert!(parsed("--port 9000 --model_name m --model_path /m --stateful true").is_err());
     assert!(parsed("--port 9000 --model_name m --model_path /m --stateful=yes").unwrap_err().contains("--stateful"));
 }
@@ -129,7 +127,7 @@ fn wrong_options_are_named() {
         ("--port 5 --triton h:1 --cache_dir /c", "--cache_dir is refused"),
         ("--port 5 --triton h:1 --no_such", "--no_such"),
     ] {
-        let error = parsed(arguments).unwrap_err();
+        let error = parsed(arguments).expect_err(arguments);
         assert!(error.contains(words), "{arguments}: {error}");
     }
 }
@@ -137,4 +135,21 @@ fn wrong_options_are_named() {
 #[test]
 fn the_command_of_the_parser_is_sound() {
     Arguments::command().debug_assert();
+}
+
+fn checked(arguments: &[&str]) -> Result<(), String> {
+    check(&arguments.iter().map(OsString::from).collect::<Vec<_>>())
+}
+
+#[test]
+fn an_option_without_a_meaning_here_is_refused_by_name() {
+    for arguments in [["ovms", "--cache_dir", "/opt/cache"], ["ovms", "--port=9", "--cache_dir=/opt/cache"]] {
+        let error = checked(&arguments).unwrap_err();
+        assert!(error.starts_with("--cache_dir is refused: "), "{error}");
+    }
+}
+
+#[test]
+fn the_arguments_of_tritonserver_are_its_own() {
+    assert_eq!(checked(&["ovms", "--port=9", "--", "--cache_dir=/x"]), Ok(()));
 }

@@ -1,6 +1,5 @@
 //! One inference, whatever protocol asked for it.
 
-mod errors;
 pub mod order;
 pub mod specials;
 
@@ -11,41 +10,47 @@ use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
 
-use crate::failure::Failure;
 use crate::gateway::Gateway;
-use crate::models::{Signature, Version, is_special};
+use crate::models::{Signature, Version, is_special, version_text};
 use crate::proto::inference::infer_parameter::ParameterChoice;
 use crate::proto::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
 use crate::tensor::{DataType, Tensor};
+use crate::triton::Failure;
 use order::Turn;
 use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
-/// The response parameter in which the backend returns the sequence's id.
 const ANSWERED_ID: &str = "stateful_sequence_id";
-
-/// The parameter of requests that says how long they may wait in Triton, in microseconds.
+/// The parameter of requests with their longest wait in Triton in microseconds.
 const TIMEOUT: &str = "timeout";
-
 /// The largest message that Triton takes.
 const REQUEST_BYTES_MAX: usize = i32::MAX as usize;
 
-/// Tensors with their names.
+const OVMS_TEXTS: [(&str, &str); 6] = [
+    ("SEQUENCE_MISSING", "Sequence with provided ID does not exist"),
+    ("SEQUENCE_ALREADY_EXISTS", "Sequence with provided ID already exists"),
+    ("MAX_SEQUENCE_NUMBER_REACHED", "Max sequence number has been reached. Could not create new sequence."),
+    ("SEQUENCE_ID_NOT_PROVIDED", "Sequence ID has not been provided in request inputs"),
+    ("INVALID_SEQUENCE_CONTROL_INPUT", "Unexpected value of sequence control input"),
+    ("SEQUENCE_ID_BAD_TYPE", "Required shape"),
+];
+
+/// How Triton's text begins if no version of the model is ready.
+const NOT_SERVED: &str = "Request for unknown model: ";
+
 pub type Tensors = Vec<(String, Tensor)>;
 
-/// What a client asks for, without its inputs.
 pub struct Call<'a> {
     pub name: &'a str,
     pub version: Version,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// A failure if the request could not be read. As in OVMS, it is reported only if the model exists.
+    /// A failure if the request could not be read. As OVMS checks the model first, it is reported only if that exists.
     pub specials: Result<Specials, Failure>,
     /// The outputs that are wanted; all if empty.
     pub filter: &'a [String],
 }
 
-/// What the model has answered.
 #[derive(Debug)]
 pub struct Prediction {
     pub version: i64,
@@ -72,7 +77,7 @@ pub async fn run(
     let mut answer = attempt(gateway, call, &signature, &decode, &mut turn).await;
     if let Err(failure) = &answer
         && known.is_some()
-        && errors::may_come_from_an_old_signature(failure)
+        && may_come_from_an_old_signature(failure)
     {
         // Such a request has not run, so it may be sent again.
         let current = gateway.wait_for_signature(call.name, call.version).await?;
@@ -80,7 +85,7 @@ pub async fn run(
             answer = attempt(gateway, call, &current, &decode, &mut turn).await;
         }
     }
-    answer.map_err(errors::translate)
+    answer.map_err(translate)
 }
 
 /// `turn` is kept by Triton's call until it is answered, also if this future is dropped.
@@ -91,6 +96,7 @@ async fn attempt(
     decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
     turn: &mut Option<Turn>,
 ) -> Result<Prediction, Failure> {
+    // In OVMS's order: the model, then the special inputs, then the data.
     let specials = call.specials.as_ref().map_err(Failure::clone)?;
     let sequence = if signature.is_stateful() { Some(specials.check()?) } else { None };
     let mut inputs = decode(signature)?;
@@ -116,6 +122,7 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
     let mut outputs = Vec::new();
     for name in call.filter {
         if signature.is_stateful() && name == SEQUENCE_ID {
+            // Each response has it. Triton's model need not list it, because a parameter of the answer brings the id.
             continue;
         }
         if !signature.outputs.iter().any(|output| output.name == *name) {
@@ -173,6 +180,7 @@ fn prediction(
                 let text = format!("output '{}' has type {}, which clients can't read", output.name, output.datatype);
                 Failure::new(Code::Unimplemented, text)
             })?;
+            // Checked, because answers are written by their shapes.
             let tensor = Tensor::new(data_type, output.shape, content)
                 .map_err(|what| broken(format!("output '{}' has {what}", output.name)))?;
             outputs.insert(output.name, tensor);
@@ -185,9 +193,39 @@ fn prediction(
     })
 }
 
-/// A version as Triton's requests have it: empty for the latest one.
-pub fn version_text(version: Version) -> String {
-    version.map(|version| version.to_string()).unwrap_or_default()
+/// Whether an outdated signature may be why the request was refused before it ran.
+fn may_come_from_an_old_signature(failure: &Failure) -> bool {
+    let refused = match failure.code {
+        Code::InvalidArgument | Code::NotFound => true,
+        // Other requests that end so may have run: the connection broke before their answer.
+        Code::Unavailable => failure.message.starts_with(NOT_SERVED),
+        _ => false,
+    };
+    // The backend's errors about a sequence have other causes, except a missing id: the model of the old signature may
+    // have had no sequences.
+    let (word, _) = failure.message.split_once(": ").unwrap_or_default();
+    let is_of_backend = word.contains('_') && word.chars().all(|c| c == '_' || c.is_ascii_uppercase());
+    refused && (!is_of_backend || word == "SEQUENCE_ID_NOT_PROVIDED")
+}
+
+/// A failure of an inference as OVMS would put it.
+fn translate(failure: Failure) -> Failure {
+    // Core puts this in front of some texts, because the gateway's requests have no id.
+    let message = failure.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&failure.message);
+    let message = in_ovms_words(message).unwrap_or_else(|| message.to_owned());
+    Failure { message, ..failure }
+}
+
+/// The backend's text without its code word. Its details follow OVMS's text.
+fn in_ovms_words(message: &str) -> Option<String> {
+    let (word, rest) = message.split_once(": ")?;
+    let (_, text) = OVMS_TEXTS.iter().find(|entry| entry.0 == word)?;
+    let details = rest.strip_prefix(text.trim_end_matches('.'))?;
+    if text.ends_with('.') && !details.is_empty() {
+        Some(format!("{text} {}", details.trim_start_matches([':', ' '])))
+    } else {
+        Some(format!("{text}{details}"))
+    }
 }
 
 #[cfg(test)]
@@ -204,5 +242,44 @@ mod tests {
         let inputs = |count| (0..count).map(|at| (at.to_string(), tensor.clone())).collect();
         assert!(request(&call, &signature, inputs(1)).is_ok());
         assert_eq!(request(&call, &signature, inputs(2)).map_err(|failure| failure.code), Err(Code::ResourceExhausted));
+    }
+
+    fn translated(message: &str) -> String {
+        translate(Failure::new(Code::NotFound, message)).message
+    }
+
+    #[test]
+    fn ovms_s_text_comes_first() {
+        assert_eq!(
+            translated("SEQUENCE_MISSING: Sequence with provided ID does not exist: 42"),
+            "Sequence with provided ID does not exist: 42"
+        );
+        assert_eq!(
+            translated(
+                "MAX_SEQUENCE_NUMBER_REACHED: Max sequence number has been reached. Could not create new sequence: 5"
+            ),
+            "Max sequence number has been reached. Could not create new sequence. 5"
+        );
+    }
+
+    #[test]
+    fn a_request_that_may_have_run_is_not_sent_again() {
+        let again = |code, message: &str| may_come_from_an_old_signature(&Failure::new(code, message));
+        assert!(again(Code::InvalidArgument, "unexpected shape for input 'x'"));
+        assert!(again(Code::InvalidArgument, "SEQUENCE_ID_NOT_PROVIDED: Sequence ID has not been provided"));
+        assert!(again(Code::NotFound, "Request for unknown model: 'm' version 2 is not found"));
+        assert!(again(Code::Unavailable, "Request for unknown model: 'm' has no available versions"));
+        assert!(!again(Code::Unavailable, "tritonserver can't be reached: connection reset"));
+        assert!(!again(Code::Unavailable, "MAX_SEQUENCE_NUMBER_REACHED: Max sequence number has been reached"));
+        assert!(!again(Code::NotFound, "SEQUENCE_MISSING: Sequence with provided ID does not exist"));
+        assert!(!again(Code::Internal, "the run failed"));
+    }
+
+    #[test]
+    fn texts_that_ovms_lacks_stay() {
+        let queue = "SEQUENCE_QUEUE_FULL: the queue is full";
+        assert_eq!(translated(queue), queue);
+        assert_eq!(translated("[request id: <id_unknown>] unexpected shape"), "unexpected shape");
+        assert_eq!(translated("SEQUENCE_MISSING: another text"), "SEQUENCE_MISSING: another text");
     }
 }

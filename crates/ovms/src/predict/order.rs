@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 use tonic::Code;
 
-use crate::failure::Failure;
+use crate::triton::Failure;
 
-/// Requests of one sequence that may wait while another one runs.
+/// Requests of one sequence that may wait while another one runs: as many as the backend lets wait by default.
 const WAITING_MAX: usize = 100;
 
 type Key = (Arc<str>, u64);
@@ -46,7 +46,7 @@ impl Order {
             queue.requests += 1;
             queue.lock.clone()
         };
-        // From here on, dropping the future leaves the queue.
+        // Before the wait, so that a client that gives up leaves the queue when this future is dropped.
         let mut turn = Turn { sequences: self.sequences.clone(), key, guard: None };
         turn.guard = Some(lock.lock_owned().await);
         Ok(turn)

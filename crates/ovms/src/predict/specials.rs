@@ -1,10 +1,9 @@
 //! The two special inputs, `sequence_id` and `sequence_control_input`, checked as OVMS checks them.
 
-use crate::failure::Failure;
+use crate::triton::Failure;
 
-/// The input with the id of the sequence, and the output with it.
+/// An input, and an output with the same id.
 pub const SEQUENCE_ID: &str = "sequence_id";
-/// The input that starts and ends a sequence.
 pub const SEQUENCE_CONTROL_INPUT: &str = "sequence_control_input";
 
 const START: u32 = 1;
@@ -19,7 +18,6 @@ pub struct Special<T> {
     pub value: Option<T>,
 }
 
-/// Both special inputs of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Specials {
     pub sequence_id: Option<Special<u64>>,
@@ -36,8 +34,9 @@ pub struct Sequence {
 }
 
 impl Specials {
-    /// The id, whether or not the rest of the request is right. 0 if there is none.
+    /// The id, or 0.
     pub fn id(&self) -> u64 {
+        // Also if the rest is wrong: the request still has its place among those of the sequence.
         self.sequence_id.as_ref().and_then(|special| special.value).unwrap_or(0)
     }
 
@@ -50,6 +49,7 @@ impl Specials {
         if control > END {
             return Err(Failure::invalid("Unexpected value of sequence control input"));
         }
+        // A START without an id lets the server choose one.
         if control != START && id == 0 {
             return Err(Failure::invalid("Sequence ID has not been provided in request inputs"));
         }
@@ -58,6 +58,10 @@ impl Specials {
 }
 
 impl<T: Copy> Special<T> {
+    pub fn new(shape: Vec<i64>, values: &[T]) -> Self {
+        Self { shape, value: if let [value] = *values { Some(value) } else { None } }
+    }
+
     fn check(&self, name: &str, no_value: &str) -> Result<T, Failure> {
         let wrong = |what: &str| Failure::invalid(format!("{what} - Required shape for {name} is: (1)"));
         match self.shape[..] {

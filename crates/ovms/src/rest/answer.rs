@@ -11,15 +11,14 @@ use tonic::Code;
 
 use super::array::BASE64_KEY;
 use super::request::Format;
-use crate::failure::Failure;
 use crate::predict::Prediction;
 use crate::predict::specials::SEQUENCE_ID;
 use crate::tensor::{DataType, Tensor};
+use crate::triton::Failure;
 
 /// Strings of outputs with such names are always in base64.
 const BYTES_SUFFIX: &str = "_bytes";
 
-/// The body for a client that has asked in that format.
 pub fn body(prediction: Prediction, format: Format) -> Result<String, Failure> {
     match format {
         Format::Column => Ok(columns(&prediction)),
@@ -84,14 +83,8 @@ fn rows(prediction: &Prediction) -> Result<String, Failure> {
 fn row_count(outputs: &BTreeMap<String, Tensor>) -> Result<i64, Failure> {
     let mut counts = outputs.values().map(|tensor| tensor.shape.first().copied());
     let first = counts.next().unwrap_or(Some(1));
-    match first {
-        Some(count) if counts.all(|other| other == first) => Ok(count),
-        _ => {
-            let text =
-                "Response parsing to JSON error - the outputs have different first dimensions: ask with 'inputs'";
-            Err(Failure::new(Code::Internal, text))
-        }
-    }
+    let text = "Response parsing to JSON error - the outputs have different first dimensions: ask with 'inputs'";
+    first.filter(|_| counts.all(|other| other == first)).ok_or_else(|| Failure::new(Code::Internal, text))
 }
 
 fn key(name: &str, position: usize, json: &mut String) {
@@ -104,20 +97,13 @@ fn key(name: &str, position: usize, json: &mut String) {
 struct Values {
     data_type: DataType,
     content: Bytes,
-    strings: std::vec::IntoIter<Bytes>,
     as_bytes: bool,
 }
 
 impl Values {
     fn new(name: &str, tensor: &Tensor) -> Self {
-        let strings: Vec<Bytes> =
-            if tensor.data_type == DataType::Bytes { tensor.strings().collect() } else { Vec::new() };
-        Self {
-            data_type: tensor.data_type,
-            content: tensor.content.clone(),
-            strings: strings.into_iter(),
-            as_bytes: name.ends_with(BYTES_SUFFIX),
-        }
+        let (data_type, content) = (tensor.data_type, tensor.content.clone());
+        Self { data_type, content, as_bytes: name.ends_with(BYTES_SUFFIX) }
     }
 
     /// Writes the next elements, as many as a tensor of this shape has.
@@ -147,7 +133,9 @@ impl Values {
             DataType::Fp32 => float(json, f32::from_le_bytes(self.next())),
             DataType::Fp64 => float(json, f64::from_le_bytes(self.next())),
             DataType::Bytes => {
-                let string = self.strings.next().unwrap_or_default();
+                // Each string is preceded by its length.
+                let length = u32::from_le_bytes(self.next()) as usize;
+                let string = self.content.split_to(length.min(self.content.len()));
                 match std::str::from_utf8(&string) {
                     Ok(text) if !self.as_bytes => quote(text, json),
                     _ => {
@@ -158,8 +146,8 @@ impl Values {
         }
     }
 
-    /// A tensor has as many bytes as its shape says.
     fn next<const N: usize>(&mut self) -> [u8; N] {
+        // There are as many as the shape says, or `Tensor::new` would have refused the answer.
         let bytes = self.content.first_chunk().copied();
         self.content.advance(if bytes.is_some() { N } else { 0 });
         bytes.unwrap_or([0; N])

@@ -11,10 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::tensor::{DataType, Tensor, put_string};
 
-/// The key of an object that stands for bytes.
 pub const BASE64_KEY: &str = "b64";
 
-/// The tensor in one JSON value.
 pub fn tensor(data_type: DataType, value: &RawValue) -> Result<Tensor, serde_json::Error> {
     let mut elements = Elements::new(data_type);
     elements.read(value, 0)?;
@@ -62,6 +60,7 @@ impl Elements {
     }
 
     fn end_array<E: Error>(&mut self, depth: usize, length: usize) -> Result<(), E> {
+        // An empty array has no element that could say how deep the elements are.
         if length == 0 {
             self.set_rank(depth + 1)?;
         }
@@ -83,7 +82,8 @@ impl Elements {
         }
     }
 
-    fn number<E: Error>(&mut self, number: Number) -> Result<(), E> {
+    fn number<E: Error>(&mut self, depth: usize, number: Number) -> Result<(), E> {
+        self.set_rank(depth)?;
         match self.data_type {
             DataType::Bool => return Err(E::custom("a number instead of true or false")),
             DataType::Uint8 => self.content.put_u8(number.whole()?),
@@ -103,7 +103,8 @@ impl Elements {
         Ok(())
     }
 
-    fn string<E: Error>(&mut self, string: &[u8]) -> Result<(), E> {
+    fn string<E: Error>(&mut self, depth: usize, string: &[u8]) -> Result<(), E> {
+        self.set_rank(depth)?;
         if self.data_type == DataType::Bytes {
             put_string(&mut self.content, string).map_err(E::custom)
         } else {
@@ -115,6 +116,7 @@ impl Elements {
 impl Number {
     fn whole<T: TryFrom<i128>, E: Error>(self) -> Result<T, E> {
         let value = match self {
+            // As i128, which has all values of both kinds of whole numbers.
             Self::Signed(value) => value.into(),
             Self::Unsigned(value) => value.into(),
             // The cast saturates, so what is too large stays too large.
@@ -133,7 +135,6 @@ impl Number {
     }
 }
 
-/// The value at one depth.
 struct Level<'a> {
     elements: &'a mut Elements,
     depth: usize,
@@ -143,6 +144,7 @@ impl<'de> DeserializeSeed<'de> for Level<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        // Straight into the content, because a tree of JSON values would take many times the memory of the numbers.
         deserializer.deserialize_any(self)
     }
 }
@@ -171,8 +173,7 @@ impl<'de> Visitor<'de> for Level<'_> {
             return Err(A::Error::custom("an object that isn't {\"b64\": …}"));
         }
         let bytes = STANDARD.decode(value).map_err(|error| A::Error::custom(format_args!("base64: {error}")))?;
-        self.elements.set_rank(self.depth)?;
-        self.elements.string(&bytes)
+        self.elements.string(self.depth, &bytes)
     }
 
     fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
@@ -186,23 +187,19 @@ impl<'de> Visitor<'de> for Level<'_> {
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
-        self.elements.set_rank(self.depth)?;
-        self.elements.number(Number::Signed(value))
+        self.elements.number(self.depth, Number::Signed(value))
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
-        self.elements.set_rank(self.depth)?;
-        self.elements.number(Number::Unsigned(value))
+        self.elements.number(self.depth, Number::Unsigned(value))
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<(), E> {
-        self.elements.set_rank(self.depth)?;
-        self.elements.number(Number::Float(value))
+        self.elements.number(self.depth, Number::Float(value))
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
-        self.elements.set_rank(self.depth)?;
-        self.elements.string(value.as_bytes())
+        self.elements.string(self.depth, value.as_bytes())
     }
 }
 
@@ -211,7 +208,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tensor::data_type::from_tensorflow;
+    use crate::tensor::from_tensorflow;
 
     fn parsed(data_type: DataType, json: &str) -> Result<Tensor, String> {
         let value: &RawValue = serde_json::from_str(json).unwrap();

@@ -2,29 +2,34 @@
 
 mod answer;
 mod array;
-mod models;
 mod pass_through;
 mod path;
 mod request;
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
-use http::{HeaderValue, Method as HttpMethod, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use tokio::net::TcpListener;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Map, Value, json};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tonic::Code;
 
-use crate::connections;
-use crate::failure::Failure;
-use crate::gateway::Gateway;
-use crate::metrics::Method;
+use crate::connections::{accept, stopped};
+use crate::gateway::{Gateway, VersionStatus};
+use crate::metrics::{Method, code_name};
+use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo};
 use crate::predict::{self, Call};
+use crate::triton::Failure;
 use pass_through::Client;
 use path::{Model, Path};
 use request::Request as PredictRequest;
@@ -33,6 +38,8 @@ use request::Request as PredictRequest;
 const BODY_BYTES_MAX: usize = 1 << 30;
 /// Parsing or writing more than this would delay other requests of the thread.
 const BLOCKING_BYTES: usize = 1 << 20;
+
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OPEN_METRICS: HeaderValue =
@@ -45,11 +52,28 @@ pub type Body = Either<Full<Bytes>, Incoming>;
 pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) {
     // Here, so that its idle connections are closed with the port: tritonserver waits for them when it stops.
     let client = pass_through::client();
+    accept(listener, stop, |stream, stop| connection(stream, gateway.clone(), client.clone(), stop)).await;
+}
+
+async fn connection(stream: TcpStream, gateway: Arc<Gateway>, client: Client, mut stop: watch::Receiver<bool>) {
     let service = service_fn(move |request| {
         let (gateway, client) = (gateway.clone(), client.clone());
         async move { Ok::<_, Infallible>(answer(&gateway, &client, request).await) }
     });
-    connections::serve_http1(listener, service, stop).await;
+    let mut builder = http1::Builder::new();
+    // A client that never ends its headers would hold a file descriptor for ever.
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_TIMEOUT);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        log::debug!("HTTP connection: {error}");
+    }
 }
 
 async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<Body> {
@@ -57,31 +81,34 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         Ok(path) => path,
         Err(failure) => return error(&failure),
     };
-    if let Some((allow, allowed)) = allowed_methods(&path)
-        && !allowed.contains(request.method())
-    {
+    let (api, method, allow) = match &path {
+        Path::Predict(_) => ("rest", "Predict", "POST"),
+        Path::Metadata(_) => ("rest", "GetModelMetadata", "GET, HEAD"),
+        Path::Status(_) => ("rest", "GetModelStatus", "GET, HEAD"),
+        Path::Config => ("rest", "ConfigStatus", "GET, HEAD"),
+        Path::ConfigReload => ("rest", "ConfigReload", "POST"),
+        Path::Metrics => ("rest", "", "GET, HEAD"),
+        // Triton decides which methods it allows.
+        Path::Triton => ("kserve_rest", "", ""),
+        Path::NoSuchMethod => return error(&Failure::new(Code::NotFound, "Requested REST resource not found")),
+    };
+    if !allow.is_empty() && !allow.split(", ").any(|allowed| request.method() == allowed) {
         let mut response = text(StatusCode::METHOD_NOT_ALLOWED, JSON, error_json("Unsupported method"));
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return response;
     }
-    let (api, method) = match &path {
-        Path::Predict(_) => ("rest", "Predict"),
-        Path::Metadata(_) => ("rest", "GetModelMetadata"),
-        Path::Status(_) => ("rest", "GetModelStatus"),
-        Path::Config => ("rest", "ConfigStatus"),
-        Path::ConfigReload => ("rest", "ConfigReload"),
-        Path::Triton => ("kserve_rest", ""),
-        Path::Metrics => return text(StatusCode::OK, OPEN_METRICS, gateway.metrics.text()),
-        Path::NoSuchMethod => return error(&Failure::new(Code::NotFound, "Requested REST resource not found")),
-    };
+    if path == Path::Metrics {
+        // Not counted, or each look at the figures would change them.
+        return text(StatusCode::OK, OPEN_METRICS, gateway.metrics.text());
+    }
     let counted = gateway.metrics.request(Method { api, method });
-    let (model, result) = match path {
-        Path::Predict(model) => (Some(model.name.clone()), predict(gateway, &model, request.into_body()).await),
-        Path::Metadata(model) => (Some(model.name.clone()), models::metadata(gateway, &model).await.map(ok)),
-        Path::Status(model) => (Some(model.name.clone()), models::status(gateway, &model).await.map(ok)),
-        Path::Config => (None, models::config(gateway).await.map(ok)),
-        Path::ConfigReload => (None, models::reload(gateway).await.map(|(status, json)| text(status, JSON, json))),
-        _ => (None, pass_through::answer(gateway, client, request).await),
+    let result = match &path {
+        Path::Predict(model) => predict(gateway, model, request.into_body()).await,
+        Path::Metadata(model) => metadata(gateway, model).await,
+        Path::Status(model) => status(gateway, model).await,
+        Path::Config => config(gateway).await,
+        Path::ConfigReload => reload(gateway).await,
+        _ => pass_through::answer(gateway, client, request).await,
     };
     let code = match &result {
         Ok(response) if response.status().is_success() => Code::Ok,
@@ -89,20 +116,12 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         Ok(response) => code_of(response.status()),
         Err(failure) => failure.code,
     };
-    let known = model.filter(|model| gateway.models.is_known(model));
-    counted.finish(known.as_deref().unwrap_or_default(), code);
+    let model = match &path {
+        Path::Predict(model) | Path::Metadata(model) | Path::Status(model) => &model.name,
+        _ => "",
+    };
+    counted.finish(if gateway.models.is_known(model) { model } else { "" }, code);
     result.unwrap_or_else(|failure| error(&failure))
-}
-
-/// The methods that a path allows, as a header and as a list; none if Triton decides.
-fn allowed_methods(path: &Path) -> Option<(&'static str, &'static [HttpMethod])> {
-    match path {
-        Path::Predict(_) | Path::ConfigReload => Some(("POST", &[HttpMethod::POST])),
-        Path::Metadata(_) | Path::Status(_) | Path::Config | Path::Metrics => {
-            Some(("GET, HEAD", &[HttpMethod::GET, HttpMethod::HEAD]))
-        }
-        Path::NoSuchMethod | Path::Triton => None,
-    }
 }
 
 async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Response<Body>, Failure> {
@@ -118,6 +137,85 @@ async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Res
     let format = request?.format;
     let bytes = prediction.outputs.values().map(|tensor| tensor.content.len()).sum();
     Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
+}
+
+/// `GetModelMetadataResponse`, as protobuf writes it in JSON: 64-bit numbers are texts.
+async fn metadata(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+    let signature = gateway.ask_signature(&model.name, model.version).await?;
+    Ok(pretty(&json!({
+        "modelSpec": { "name": model.name, "signatureName": "", "version": signature.version.to_string() },
+        "metadata": {
+            "signature_def": {
+                "@type": TYPE_URL,
+                "signatureDef": {
+                    SIGNATURE_NAME: {
+                        "inputs": tensors(&signature.inputs),
+                        "outputs": tensors(&signature.outputs),
+                        "methodName": "",
+                        "defaults": {},
+                    },
+                },
+            },
+        },
+    })))
+}
+
+fn tensors(infos: &[TensorInfo]) -> Value {
+    let tensor = |info: &TensorInfo| {
+        let dimensions: Vec<_> =
+            info.shape.iter().map(|size| json!({ "size": size.to_string(), "name": "" })).collect();
+        json!({
+            "dtype": info.data_type().as_str_name(),
+            "tensorShape": { "dim": dimensions, "unknownRank": false },
+            "name": info.name,
+        })
+    };
+    infos.iter().map(|info| (info.name.clone(), tensor(info))).collect::<Map<_, _>>().into()
+}
+
+async fn status(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+    Ok(pretty(&statuses(&gateway.statuses_of(&model.name, model.version).await?)))
+}
+
+async fn config(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+    let models = gateway.statuses().await?.into_iter().map(|(name, versions)| (name, statuses(&versions)));
+    Ok(pretty(&models.collect::<Map<_, _>>().into()))
+}
+
+fn statuses(versions: &[VersionStatus]) -> Value {
+    let version = |status: &VersionStatus| {
+        json!({
+            "version": status.version.to_string(),
+            "state": status.state.as_str_name(),
+            "status": { "error_code": code_name(status.error_code), "error_message": status.error_message },
+        })
+    };
+    json!({ "model_version_status": versions.iter().map(version).collect::<Vec<_>>() })
+}
+
+/// 201 if something was loaded or unloaded, else 200; with the states of all models, as in OVMS.
+async fn reload(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+    let Some(managed) = &gateway.managed else {
+        let text = "the gateway runs in front of a tritonserver, which has the models: load them there, with \
+                    POST /v2/repository/models/NAME/load for example";
+        return Err(Failure::new(Code::Unimplemented, text));
+    };
+    let reloaded = managed.reload().await;
+    // Also after an error, because other models may have been loaded again.
+    gateway.models.clear();
+    let changed = reloaded.map_err(|failure| {
+        let text = format!("Reloading config file failed. Check server logs for more info. {}", failure.message);
+        Failure::new(failure.code, text)
+    })?;
+    let mut response = config(gateway).await?;
+    if changed {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    Ok(response)
+}
+
+fn pretty(value: &Value) -> Response<Body> {
+    ok(format!("{value:#}\n"))
 }
 
 async fn read(body: Incoming) -> Result<Bytes, Failure> {
@@ -141,11 +239,11 @@ fn ok(json: String) -> Response<Body> {
 }
 
 fn error(failure: &Failure) -> Response<Body> {
-    text(failure.http_status(), JSON, error_json(&failure.message))
+    text(status_of(failure.code), JSON, error_json(&failure.message))
 }
 
 fn error_json(message: &str) -> String {
-    serde_json::json!({ "error": message }).to_string()
+    json!({ "error": message }).to_string()
 }
 
 fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response<Body> {
@@ -153,6 +251,23 @@ fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
+}
+
+const fn status_of(code: Code) -> StatusCode {
+    match code {
+        Code::Ok => StatusCode::OK,
+        Code::InvalidArgument | Code::OutOfRange => StatusCode::BAD_REQUEST,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
+        Code::FailedPrecondition => StatusCode::PRECONDITION_FAILED,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
+    }
 }
 
 fn code_of(status: StatusCode) -> Code {

@@ -11,9 +11,8 @@ use percent_encoding::percent_decode_str;
 use tonic::Code;
 
 use super::Body;
-use crate::failure::Failure;
 use crate::gateway::Gateway;
-use crate::triton::CONNECT_TIMEOUT;
+use crate::triton::{CONNECT_TIMEOUT, Failure};
 
 /// Keeps connections to Triton open.
 pub type Client = legacy::Client<HttpConnector, Incoming>;
@@ -35,9 +34,10 @@ pub async fn answer(
     if gateway.managed.is_some() && loads_or_unloads(request.uri().path()) {
         return Err(Failure::managed_models());
     }
-    let authority = gateway.triton.http();
+    let authority = &gateway.triton.http;
     *request.uri_mut() =
         at(authority, request.uri()).map_err(|error| Failure::invalid(format!("Invalid request URL: {error}")))?;
+    // A client may speak HTTP/1.0, which would end the connection to Triton with this request.
     *request.version_mut() = Version::HTTP_11;
     remove_hop_by_hop(request.headers_mut());
     // It names the gateway. The client sets it to the host that it connects to.
@@ -57,6 +57,7 @@ fn at(authority: &Authority, uri: &Uri) -> Result<Uri, http::Error> {
 }
 
 fn loads_or_unloads(path: &str) -> bool {
+    // Decoded, so that no other spelling of the path goes around the check.
     let decoded = percent_decode_str(path).decode_utf8_lossy();
     let mut parts = decoded.split('/').filter(|part| !part.is_empty());
     let starts = parts.by_ref().take(2).eq(["v2", "repository"]);
@@ -72,6 +73,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
+    // Each connection has its own: those of the client would be taken for ones of the gateway's connection to Triton.
     let always = [
         CONNECTION,
         HeaderName::from_static("keep-alive"),

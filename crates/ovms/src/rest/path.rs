@@ -3,10 +3,9 @@
 use percent_encoding::percent_decode_str;
 use tonic::Code;
 
-use crate::failure::Failure;
 use crate::models::Version;
+use crate::triton::Failure;
 
-/// What a path is about.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Path {
     Predict(Model),
@@ -17,11 +16,9 @@ pub enum Path {
     Config,
     ConfigReload,
     Metrics,
-    /// Triton's own API.
     Triton,
 }
 
-/// The model in a path.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Model {
     pub name: String,

@@ -1,6 +1,6 @@
 //! The body of `:predict`: `inputs` (by column) or `instances` (by row), with named inputs or the only one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -8,11 +8,11 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::array::{self, BASE64_KEY};
-use crate::failure::Failure;
-use crate::models::{Signature, is_special};
+use crate::models::Signature;
 use crate::predict::Tensors;
 use crate::predict::specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Special, Specials};
 use crate::tensor::Tensor;
+use crate::triton::Failure;
 
 const NOT_JSON: &str = "The file is not valid json";
 const NO_OBJECT: &str = "Request body should be JSON object";
@@ -64,10 +64,9 @@ struct Body<'a> {
 impl<'a> Request<'a> {
     /// Fails as OVMS does, in its words.
     pub fn parse(body: &'a [u8]) -> Result<Self, Failure> {
-        let not_json = |error: serde_json::Error| {
-            // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
-            Failure::invalid(format!("{NOT_JSON} - Error: {error}"))
-        };
+        // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
+        let not_json = |error: serde_json::Error| Failure::invalid(format!("{NOT_JSON} - Error: {error}"));
+        // Only found, not parsed into values: the types of the numbers are the model's, which isn't known yet.
         let value: &RawValue = serde_json::from_slice(body).map_err(not_json)?;
         if !value.get().starts_with('{') {
             return Err(Failure::invalid(NO_OBJECT));
@@ -92,13 +91,14 @@ impl<'a> Request<'a> {
     pub fn tensors(&self, signature: &Signature) -> Result<Tensors, Failure> {
         match &self.values {
             Values::Unnamed(value) => {
+                // Without a name, only a model with one input says which is meant.
                 let [input] = &signature.inputs[..] else { return Err(Failure::invalid(NOT_ONE_INPUT)) };
                 let data_type = input.data_type.ok_or_else(|| Failure::invalid(BAD_PRECISION))?;
                 let tensor = array::tensor(data_type, value).map_err(|error| self.bad(&input.name, &error))?;
                 Ok(vec![(input.name.clone(), tensor)])
             }
             Values::Named(values) => {
-                let data = values.iter().filter(|(name, _)| !(signature.is_stateful() && is_special(name)));
+                let data = values.iter().filter(|(name, _)| !signature.has_special(name));
                 let tensors: Tensors = data
                     .map(|(name, values)| Ok((name.clone(), self.tensor(name, values, signature)?)))
                     .collect::<Result<_, Failure>>()?;
@@ -128,6 +128,7 @@ impl<'a> Request<'a> {
         let mut numbers: Vec<T> = Vec::new();
         for value in values {
             let text = value.get();
+            // A row has one value of an input, which clients write with or without brackets.
             if self.format == Format::Row && !text.starts_with('[') {
                 numbers.push(serde_json::from_str(text).map_err(|error| self.bad(name, &error))?);
             } else {
@@ -138,8 +139,7 @@ impl<'a> Request<'a> {
         if numbers.is_empty() {
             return Err(self.bad(name, &"there is no number"));
         }
-        let value = if let [number] = numbers[..] { Some(number) } else { None };
-        Ok(Some(Special { shape: vec![numbers.len() as i64], value }))
+        Ok(Some(Special::new(vec![numbers.len() as i64], &numbers)))
     }
 
     fn bad(&self, name: &str, error: &dyn fmt::Display) -> Failure {
@@ -160,23 +160,11 @@ impl<'a> Values<'a> {
             let is_null = first.get() == "null";
             return if is_null { Err(Failure::invalid(NEITHER_NAMED_NOR_NOT)) } else { Ok(Self::Unnamed(instances)) };
         }
-        let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
-        let mut places = HashMap::new();
-        for row in rows {
-            let Members(members) =
-                serde_json::from_str(row.get()).map_err(|_| Failure::invalid(INSTANCE_NOT_AN_OBJECT))?;
-            if members.is_empty() {
-                return Err(Failure::invalid(BAD_INSTANCE));
-            }
-            for (name, value) in members {
-                let place = *places.entry(name.clone()).or_insert(named.len());
-                match named.get_mut(place) {
-                    Some((_, values)) => values.push(value),
-                    None => named.push((name, vec![value])),
-                }
-            }
-        }
-        Ok(Self::Named(named))
+        Ok(Self::Named(named(rows.into_iter().map(|row| match serde_json::from_str(row.get()) {
+            Ok(Members(members)) if members.is_empty() => Err(Failure::invalid(BAD_INSTANCE)),
+            Ok(members) => Ok(members),
+            Err(_) => Err(Failure::invalid(INSTANCE_NOT_AN_OBJECT)),
+        }))?))
     }
 
     fn of_inputs(inputs: &'a RawValue) -> Result<Self, Failure> {
@@ -186,21 +174,36 @@ impl<'a> Values<'a> {
         if !is_named(inputs) {
             return Ok(Self::Unnamed(inputs));
         }
-        let Members(members) =
+        let members: Members<'_> =
             serde_json::from_str(inputs.get()).map_err(|_| Failure::invalid(INPUTS_NOT_AN_OBJECT))?;
-        if members.is_empty() {
+        if members.0.is_empty() {
             return Err(Failure::invalid(NO_INPUTS));
         }
-        let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
-        let mut names = HashSet::new();
-        for (name, value) in members {
-            if !names.insert(name.clone()) {
-                return Err(Failure::invalid(format!("{BAD_INPUT} - input '{name}' is there twice")));
-            }
-            named.push((name, vec![value]));
+        let named = named([Ok(members)])?;
+        match named.iter().find(|(_, values)| values.len() > 1) {
+            Some((name, _)) => Err(Failure::invalid(format!("{BAD_INPUT} - input '{name}' is there twice"))),
+            None => Ok(Self::Named(named)),
         }
-        Ok(Self::Named(named))
     }
+}
+
+/// The values of each name in objects, in the order in which the names come first.
+fn named<'a>(
+    objects: impl IntoIterator<Item = Result<Members<'a>, Failure>>,
+) -> Result<Vec<(String, Vec<&'a RawValue>)>, Failure> {
+    let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
+    // Looking through the names instead would let a body with many of them take the square of their number.
+    let mut places = HashMap::new();
+    for object in objects {
+        for (name, value) in object?.0 {
+            let place = *places.entry(name.clone()).or_insert(named.len());
+            match named.get_mut(place) {
+                Some((_, values)) => values.push(value),
+                None => named.push((name, vec![value])),
+            }
+        }
+    }
+    Ok(named)
 }
 
 /// Whether the value is an object of inputs, and not of base64.
@@ -217,7 +220,7 @@ fn is_named(value: &RawValue) -> bool {
     }
 }
 
-/// The members of an object, in order, with their values as text.
+/// The members of an object, in order, with their values as text. A map would lose one of two members with one name.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {

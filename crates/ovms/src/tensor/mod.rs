@@ -1,8 +1,6 @@
 //! A tensor between the two protocols: its elements are one run of little-endian bytes, as in Triton's
-//! `raw_input_contents`.
+//! `raw_input_contents`. Clients send and read it as TensorFlow's `TensorProto`.
 
-pub mod data_type;
-pub mod proto;
 #[cfg(test)]
 mod tests;
 
@@ -11,12 +9,15 @@ use bytes::{BufMut, Bytes, BytesMut};
 use rows::strings;
 pub use rows::tensor::DataType;
 
-use crate::failure::Failure;
+use crate::proto::tensorflow::{DataType as TensorFlow, TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
+use crate::triton::Failure;
 
-/// A tensor without its name.
+/// A single value in a `*_val` field stands for all elements. Without this limit for all tensors of a request, a few bytes of
+/// a client could take any amount of memory.
+const EXPANDED_BYTES_MAX: usize = 64 << 20;
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// The type of the elements.
     pub data_type: DataType,
     /// No dimension is negative, and there are as many elements as the dimensions say.
     pub shape: Vec<i64>,
@@ -41,10 +42,159 @@ impl Tensor {
         }
     }
 
-    /// The strings of a tensor of `BYTES`.
-    pub fn strings(&self) -> impl Iterator<Item = Bytes> {
-        strings::elements(&self.content).flatten().map(|string| self.content.slice_ref(string))
+    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
+    /// single value there stands for all elements, within what `expansion` has left.
+    pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
+        let wrong = |text: &str, details: String| Failure::invalid(format!("{text} - {details}; input name: {name}"));
+        let data_type = from_tensorflow(proto.dtype)
+            .ok_or_else(|| wrong("Invalid input precision", format!("DataType {} is not supported", proto.dtype)))?;
+        let shape = dimensions(proto.tensor_shape.as_ref());
+        let elements =
+            element_count(&shape).ok_or_else(|| wrong("Invalid input shape", format!("Actual: {shape:?}")))?;
+
+        let content = if let Some(size) = data_type.byte_size() {
+            if proto.tensor_content.is_empty() {
+                numbers(proto, data_type, elements, expansion)
+                    .map_err(|details| wrong("Invalid number of values in tensor proto container", details))?
+            } else if elements.checked_mul(size) == Some(proto.tensor_content.len()) {
+                proto.tensor_content.clone()
+            } else {
+                let details = format!(
+                    "Expected: {} bytes; Actual: {} bytes",
+                    elements.saturating_mul(size),
+                    proto.tensor_content.len()
+                );
+                return Err(wrong("Invalid content size of tensor proto", details));
+            }
+        } else {
+            if proto.string_val.len() != elements {
+                let details = format!("Expected: {elements}; Actual: {}", proto.string_val.len());
+                return Err(wrong("Invalid number of values in tensor proto container", details));
+            }
+            let mut content = BytesMut::new();
+            for string in &proto.string_val {
+                put_string(&mut content, string)?;
+            }
+            content.freeze()
+        };
+        Ok(Self { data_type, shape, content })
     }
+
+    /// The tensor as an output for a client: strings in `string_val`, all else in `tensor_content`.
+    pub fn into_proto(self) -> TensorProto {
+        let mut proto = TensorProto {
+            dtype: tensorflow(self.data_type) as i32,
+            tensor_shape: Some(shape_proto(&self.shape)),
+            ..TensorProto::default()
+        };
+        if self.data_type == DataType::Bytes {
+            let strings = strings::elements(&self.content).flatten();
+            proto.string_val = strings.map(|string| self.content.slice_ref(string)).collect();
+        } else {
+            proto.tensor_content = self.content;
+        }
+        proto
+    }
+}
+
+fn numbers(proto: &TensorProto, data_type: DataType, elements: usize, left: &mut Expansion) -> Result<Bytes, String> {
+    match data_type {
+        DataType::Bool => left.fill(elements, &proto.bool_val, |value| Some([u8::from(value)])),
+        // The small integers share the field of the 32-bit ones, so a client can send what their type can't hold.
+        DataType::Uint8 => left.fill(elements, &proto.int_val, |value| u8::try_from(value).ok().map(u8::to_le_bytes)),
+        DataType::Uint16 => {
+            left.fill(elements, &proto.int_val, |value| u16::try_from(value).ok().map(u16::to_le_bytes))
+        }
+        DataType::Uint32 => left.fill(elements, &proto.uint32_val, |value| Some(value.to_le_bytes())),
+        DataType::Uint64 => left.fill(elements, &proto.uint64_val, |value| Some(value.to_le_bytes())),
+        DataType::Int8 => left.fill(elements, &proto.int_val, |value| i8::try_from(value).ok().map(i8::to_le_bytes)),
+        DataType::Int16 => left.fill(elements, &proto.int_val, |value| i16::try_from(value).ok().map(i16::to_le_bytes)),
+        DataType::Int32 => left.fill(elements, &proto.int_val, |value| Some(value.to_le_bytes())),
+        DataType::Int64 => left.fill(elements, &proto.int64_val, |value| Some(value.to_le_bytes())),
+        // The field holds the number's bits as an integer.
+        DataType::Fp16 | DataType::Bf16 => {
+            left.fill(elements, &proto.half_val, |value| u16::try_from(value).ok().map(u16::to_le_bytes))
+        }
+        DataType::Fp32 => left.fill(elements, &proto.float_val, |value| Some(value.to_le_bytes())),
+        DataType::Fp64 => left.fill(elements, &proto.double_val, |value| Some(value.to_le_bytes())),
+        DataType::Bytes => Ok(Bytes::new()),
+    }
+}
+
+/// How many bytes single values may still fill in a request.
+pub struct Expansion(usize);
+
+impl Expansion {
+    pub const fn new() -> Self {
+        Self(EXPANDED_BYTES_MAX)
+    }
+
+    /// The content of so many elements from the values of a `*_val` field.
+    fn fill<T: Copy, const N: usize>(
+        &mut self,
+        elements: usize,
+        values: &[T],
+        encode: impl Fn(T) -> Option<[u8; N]>,
+    ) -> Result<Bytes, String> {
+        let encoded: Option<Vec<[u8; N]>> = values.iter().map(|value| encode(*value)).collect();
+        let mut encoded = encoded.ok_or("a value is out of range")?;
+        if let [value] = encoded[..]
+            && elements > 1
+        {
+            let left = elements.checked_mul(N).and_then(|bytes| self.0.checked_sub(bytes));
+            self.0 = left.ok_or_else(|| {
+                format!(
+                    "Expected: {elements}; Actual: 1; a single value for all elements can't fill more than {} MiB in a request",
+                    EXPANDED_BYTES_MAX >> 20
+                )
+            })?;
+            encoded.resize(elements, value);
+        }
+        if encoded.len() == elements {
+            Ok(encoded.into_flattened().into())
+        } else {
+            Err(format!("Expected: {elements}; Actual: {}", values.len()))
+        }
+    }
+}
+
+/// The dimensions; none if the shape is absent or unknown.
+pub fn dimensions(shape: Option<&TensorShapeProto>) -> Vec<i64> {
+    match shape {
+        Some(shape) if !shape.unknown_rank => shape.dim.iter().map(|dim| dim.size).collect(),
+        _ => Vec::new(),
+    }
+}
+
+pub fn shape_proto(dimensions: &[i64]) -> TensorShapeProto {
+    TensorShapeProto {
+        dim: dimensions.iter().map(|size| Dim { size: *size, name: String::new() }).collect(),
+        unknown_rank: false,
+    }
+}
+
+pub const fn tensorflow(data_type: DataType) -> TensorFlow {
+    match data_type {
+        DataType::Bool => TensorFlow::DtBool,
+        DataType::Uint8 => TensorFlow::DtUint8,
+        DataType::Uint16 => TensorFlow::DtUint16,
+        DataType::Uint32 => TensorFlow::DtUint32,
+        DataType::Uint64 => TensorFlow::DtUint64,
+        DataType::Int8 => TensorFlow::DtInt8,
+        DataType::Int16 => TensorFlow::DtInt16,
+        DataType::Int32 => TensorFlow::DtInt32,
+        DataType::Int64 => TensorFlow::DtInt64,
+        DataType::Fp16 => TensorFlow::DtHalf,
+        DataType::Bf16 => TensorFlow::DtBfloat16,
+        DataType::Fp32 => TensorFlow::DtFloat,
+        DataType::Fp64 => TensorFlow::DtDouble,
+        DataType::Bytes => TensorFlow::DtString,
+    }
+}
+
+/// From the number in `TensorProto.dtype`. References and quantised types have no counterpart.
+pub fn from_tensorflow(number: i32) -> Option<DataType> {
+    DataType::all().find(|data_type| tensorflow(*data_type) as i32 == number)
 }
 
 /// The product of the dimensions; none if it is too large, or one of them is negative.
@@ -56,7 +206,6 @@ pub fn element_count(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, dimension| product.checked_mul(usize::try_from(*dimension).ok()?))
 }
 
-/// Appends a string as Triton has it in a content.
 pub fn put_string(content: &mut BytesMut, string: &[u8]) -> Result<(), Failure> {
     let Ok(length) = u32::try_from(string.len()) else {
         return Err(Failure::invalid("Invalid string input - a string of 4 GiB or more"));

@@ -1,15 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::proto::tensorflow::{DataType as TensorFlow, TensorProto};
-use crate::tensor::proto::{Expansion, shape_proto};
 
 fn proto(data_type: TensorFlow, shape: &[i64]) -> TensorProto {
     TensorProto { dtype: data_type as i32, tensor_shape: Some(shape_proto(shape)), ..TensorProto::default() }
 }
 
 fn read(proto: &TensorProto) -> Result<Tensor, Failure> {
-    Tensor::from_proto("x", proto, &mut Expansion::default())
+    Tensor::from_proto("x", proto, &mut Expansion::new())
 }
 
 fn message(proto: &TensorProto) -> String {
@@ -64,7 +62,7 @@ fn one_value_stands_for_all_elements() {
     assert!(message(&large).contains("Expected: 1099511627776; Actual: 1"), "{}", message(&large));
 
     // 64 MiB in all tensors of a request
-    let mut expansion = Expansion::default();
+    let mut expansion = Expansion::new();
     let half = TensorProto { int_val: vec![7], ..proto(TensorFlow::DtUint8, &[32 << 20]) };
     for fits in [true, true, false] {
         let tensor = Tensor::from_proto("x", &half, &mut expansion);
@@ -112,6 +110,16 @@ fn a_content_of_another_size_than_the_shape_says_is_an_error() {
     assert!(Tensor::new(DataType::Fp32, vec![-2], vec![0; 8].into()).is_err());
     assert!(Tensor::new(DataType::Bytes, vec![2], b"\0\0\0\0\0\0\0\0"[..].into()).is_ok());
     assert!(Tensor::new(DataType::Bytes, vec![1], b"\x05\0\0\0abc"[..].into()).is_err());
+}
+
+#[test]
+fn each_type_comes_back() {
+    let known: Vec<_> = (0..30).filter_map(|number| Some((number, from_tensorflow(number)?))).collect();
+    assert_eq!(known.len(), 14);
+    for (number, data_type) in known {
+        assert_eq!(tensorflow(data_type) as i32, number);
+    }
+    assert_eq!(from_tensorflow(18), None, "DT_COMPLEX128");
 }
 
 proptest! {

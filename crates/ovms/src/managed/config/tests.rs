@@ -152,19 +152,15 @@ fn what_else_a_file_may_list_is_named() {
 #[test]
 fn a_model_of_the_command_line_is_an_entry() {
     let options = ModelOptions {
+        model_name: Some("m".to_owned()),
+        model_path: Some("/models/m".to_owned()),
         stateful: Some(true),
         model_version_policy: Some(r#"{"all": {}}"#.to_owned()),
         plugin_config: Some(r#"{"NUM_STREAMS": "2"}"#.to_owned()),
         ..ModelOptions::default()
     };
-    let models = |options: ModelOptions| Source {
-        models: ModelSource::CommandLine {
-            name: "m".to_owned(),
-            path: "/models/m".to_owned(),
-            options: options.into(),
-        },
-        cleaner_minutes: Some(3),
-    };
+    let models =
+        |options: ModelOptions| Source { models: ModelSource::CommandLine(options.into()), cleaner_minutes: Some(3) };
     let entry = models(options.clone()).read().unwrap().models.remove("m").unwrap().unwrap();
     assert_eq!(entry.policy, VersionPolicy::All {});
     assert_eq!(entry.parameters["worker_count"], "2");

@@ -20,12 +20,13 @@ fn folder(files: &[&str]) -> tempfile::TempDir {
 }
 
 fn versions(found: &Found) -> Vec<i64> {
-    found.versions.keys().copied().collect()
+    found.all.versions.keys().copied().collect()
 }
 
 fn wanted(found: &Found, versions: &[i64]) -> Wanted {
-    let versions = versions.iter().map(|version| (*version, found.versions[version].clone())).collect();
-    Wanted { config: found.config.clone(), versions, others: found.others.clone() }
+    let mut wanted = found.all.clone();
+    wanted.versions.retain(|version, _| versions.contains(version));
+    wanted
 }
 
 /// The files that are found in a folder, also behind links.
@@ -121,7 +122,7 @@ fn links_are_followed_and_one_that_leads_nowhere_is_named() {
     fs::remove_file(folder.path().join("1/..data")).unwrap();
     symlink("..2027", folder.path().join("1/..data")).unwrap();
     let now = find("m", &entry(folder.path().to_owned())).unwrap();
-    assert!(now.versions[&1] != found.versions[&1] && now.versions[&2] == found.versions[&2]);
+    assert!(now.all.versions[&1] != found.all.versions[&1] && now.all.versions[&2] == found.all.versions[&2]);
     create_dir_all(folder.path().join("3")).unwrap();
     symlink("nowhere", folder.path().join("3/model.onnx")).unwrap();
     let error = find("m", &entry(folder.path().to_owned())).unwrap_err();
@@ -179,4 +180,60 @@ fn a_file_with_the_size_and_time_of_the_one_before_is_a_change() {
     fs::File::open(&new).unwrap().set_modified(time).unwrap();
     fs::rename(new, path).unwrap();
     assert_ne!(find("m", &entry).unwrap(), before);
+}
+
+/// An entry with these parameters.
+fn with(parameters: &[(&'static str, &str)]) -> Entry {
+    let parameters = parameters.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+    Entry { parameters, ..entry(PathBuf::from("/models/m")) }
+}
+
+#[test]
+fn an_entry_needs_no_file() {
+    let text = config("m", &with(&[("max_sequence_number", "7"), ("stateful", "true")]), None).unwrap();
+    assert_eq!(
+        text,
+        r#"backend: "stateful"
+version_policy {
+  all {
+  }
+}
+instance_group { kind: KIND_CPU count: 1 }
+parameters { key: "max_sequence_number" value { string_value: "7" } }
+parameters { key: "stateful" value { string_value: "true" } }
+"#
+    );
+}
+
+#[test]
+fn a_file_adds_what_an_entry_can_not_say() {
+    let added = r#"
+        name: "m"
+        instance_group [ { kind: KIND_GPU } ]
+        parameters [ { key: "constant_inputs" value { string_value: "sr=16000" } },
+                     { key: "stateful" value { string_value: "true" } } ]
+    "#;
+    let text = config("m", &with(&[("stateful", "true")]), Some(added)).unwrap();
+    let read = stateful_pbtxt::read(&text).unwrap();
+    assert_eq!(read["instance_group"], json!([{ "kind": "KIND_GPU" }]));
+    let expected = json!({ "constant_inputs": { "string_value": "sr=16000" }, "stateful": { "string_value": "true" } });
+    assert_eq!(read["parameters"], expected);
+    assert!(!read.contains_key("name"), "{text}");
+}
+
+#[test]
+fn a_file_that_contradicts_the_entry_is_refused_by_name() {
+    let entry = Entry { device_given: true, ..with(&[("max_sequence_number", "7")]) };
+    for (added, words) in [
+        (r#"name: "n""#, "its name is not 'm'"),
+        (r#"backend: "onnxruntime""#, "backend"),
+        (r#"platform: "onnxruntime_onnx""#, "platform"),
+        ("version_policy { latest { num_versions: 1 } }", "model_version_policy"),
+        ("instance_group { kind: KIND_CPU }", "target_device"),
+        (r#"parameters { key: "max_sequence_number" value { string_value: "8" } }"#, "max_sequence_number is \"8\""),
+        ("max_batchsize: 8", "max_batchsize"),
+    ] {
+        let error = config("m", &entry, Some(added)).unwrap_err();
+        assert!(error.contains(words), "{added}: {error}");
+    }
 }
