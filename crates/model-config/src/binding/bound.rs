@@ -398,7 +398,7 @@ impl BoundState {
     /// otherwise.
     pub fn empty_axes(&self) -> impl Iterator<Item = usize> {
         let Self { dims, initial, .. } = self;
-        // The length of a value that is given is meant.
+        // A length that comes with a given value is intended.
         let is_given = initial.content != InitialContent::Zeros;
         (0..dims.len()).filter(move |&axis| !is_given && dims[axis] < 0 && initial.dims[axis] == 0)
     }

@@ -48,7 +48,7 @@ enum Kind {
 impl Binding {
     /// Refuses a configuration with which the batch of two tensors would be dimensions with different names.
     pub fn check_one_batch(&self, config: &Config, pairs: &[StatePair], signature: &Signature) -> Result<()> {
-        // Whoever writes the batch axis of a state in 'state_dims' knows better than the name of the dimension.
+        // A batch axis in 'state_dims' overrides the name of the dimension.
         let is_written = |name: &str| config.states.written_dims(name).is_some();
         let of_input = |input: &BoundInput| {
             let infos = signature.inputs.iter().chain(&signature.defaults);
@@ -217,7 +217,7 @@ impl Binding {
                     let why = format!("'input_windows' cuts '{name}' into windows of {length}: write a multiple of it");
                     return Err(error(why));
                 }
-                // Each window has a right number of steps, so requests may bring any.
+                // Each window has a multiple of the steps, so requests may bring any number.
                 continue;
             }
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
@@ -316,7 +316,7 @@ impl Binding {
     /// Whether the graph proves that rows don't change each other's results. `model` is the ONNX file.
     pub fn rows_in_graph(&self, model: Bytes) -> RowsInGraph {
         if let Some(input) = self.inputs.iter().find(|input| input.is_padded()) {
-            // How much padding a row gets depends on the other rows, and the graph doesn't show whether it ignores padding.
+            // A row's padding depends on the other rows, and the graph doesn't show whether the model ignores it.
             let why = format!("shorter rows of '{}' are filled up ('padded_inputs')", input.name);
             return RowsInGraph::Unproven(why);
         }
@@ -333,16 +333,7 @@ impl Binding {
         let axis = |output: &BoundOutput| Some(OutputAxis { output: output.name.clone(), axis: output.batch_axis? });
         self.outputs.iter().filter_map(axis).collect()
     }
-}
 
-/// A state whose dims the configuration doesn't give.
-struct Undeclared<'a> {
-    info: &'a TensorInfo,
-    next: Option<&'a TensorInfo>,
-    state: &'a BoundState,
-}
-
-impl Binding {
     /// Warnings of what may be wrong, each with the line of config.pbtxt that decides it.
     pub fn warnings(&self, config: &Config, signature: &Signature) -> Vec<String> {
         let is_given = |name: &str| config.states.written_dims(name).is_some() || config.states.is_declared(name);
@@ -366,6 +357,13 @@ impl Binding {
         let described: Vec<_> = empty.map(|state| at_start(&self.inputs[state.input].name, state)).collect();
         (!described.is_empty()).then(|| described.join(", "))
     }
+}
+
+/// A state whose dims the configuration doesn't give.
+struct Undeclared<'a> {
+    info: &'a TensorInfo,
+    next: Option<&'a TensorInfo>,
+    state: &'a BoundState,
 }
 
 fn at_start(name: &str, state: &BoundState) -> String {

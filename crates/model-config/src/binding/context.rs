@@ -10,7 +10,6 @@ use crate::config::{Context, FirstRequest, TensorConfig, context_line};
 /// The end of a sequence's last request, kept for the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundContext {
-    /// The axis, in the model.
     pub axis: usize,
     /// Steps along it.
     pub length: usize,
@@ -65,7 +64,6 @@ impl BoundContext {
 /// The windows in which the model gets an input that requests bring in any length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundWindow {
-    /// The axis, in the model.
     pub axis: usize,
     /// New elements of a window along it.
     pub length: usize,

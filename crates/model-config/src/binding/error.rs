@@ -66,7 +66,6 @@ pub enum BindingError {
     EqualControls { name: String, no: f64, yes: f64, model: DataType },
     #[error("the states of a sequence have more bytes than an address can count")]
     StatesOverflow,
-    /// `axes` are those of the inputs that have the batch.
     #[error("{}", rows_are_steps_text(node, axes))]
     RowsAreSteps { node: String, axes: String },
     #[error("the batch would be {what}, so sequences that share a run would change each other's answers: {help}")]

@@ -8,7 +8,7 @@ use super::tests::{
     S_IN, S_OUT, Spec, X, Y, assert_refused, bind, input, model, output, signature, with, with_parameters,
 };
 use super::*;
-use crate::config::{Config, InitialSources};
+use crate::config::{Config, InitialSources, StatePair};
 use crate::onnx::Signature;
 
 /// The plain configuration with its state in `sequence_batching.state`.
@@ -138,6 +138,22 @@ fn an_initial_value_has_the_dims_that_its_elements_make() {
     }
     let unknown = with_parameters(&[("initial_states", "other=1")]);
     assert_refused(&unknown, &model(&[]), &["'initial_states'", "'other'", "s_in"]);
+}
+
+#[test]
+fn each_comma_of_the_metadata_stands_behind_a_number() {
+    let config = Config::for_tests(&with_parameters(&[("initial_states", "s_in=metadata:init")]), &[]).unwrap();
+    let pairs = [StatePair { input: "s_in".to_owned(), output: "s_out".to_owned() }];
+    let bind = |text: &str| {
+        let metadata = [("init".to_owned(), text.to_owned())].into();
+        Binding::new(&config, &pairs, &[], &model(&[]), &InitialSources { metadata, ..InitialSources::default() })
+    };
+    for text in ["1,2,3,4", "[1, 2, 3, 4, ]", "[[1 2],\n [3 4]]", " 1 2 3 4 "] {
+        assert!(bind(text).is_ok(), "{text}");
+    }
+    for text in ["1,,2,3", ",1,2,3,4", "[ ,1,2,3]", "[1, ,2]", "1,2,3,4,,"] {
+        assert!(bind(text).unwrap_err().to_string().contains("a comma without a number before it"), "{text}");
+    }
 }
 
 #[test]

@@ -203,7 +203,7 @@ impl Binder<'_> {
             return Err(self.error(format!("no state has the input '{}' ({has})", of.name)));
         };
         let open = open_axes(&state.dims, None);
-        // A state of strings is beside the slot, too, even if no dimension is open.
+        // A state of strings is beside the slot even if no dimension is open.
         let (StatePlace::Beside(beside), false, Some(input)) = (state.place, open.is_empty(), input(state)) else {
             let why = format!("state '{}' is {}, which does not grow", of.name, describe(state.data_type, &state.dims));
             return Err(self.error(why));
@@ -260,7 +260,6 @@ fn numbered(counters: &mut Vec<Counter>, counter: Counter) -> usize {
     })
 }
 
-/// What a row has in a generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowValues {
     /// `count` numbers from `first` up, before the factor and the addend.

@@ -230,7 +230,7 @@ impl Value<'_> {
 /// Whether a comma of a list has nothing in front of it.
 fn has_gap(text: &str) -> bool {
     let mut parts = text.split(',').map(str::trim_end);
-    // Nothing has to stand behind the last comma.
+    // The last comma may end the list.
     parts.next_back();
     parts.any(|part| part.is_empty() || part.ends_with('['))
 }

@@ -183,7 +183,7 @@ impl Binding {
     }
 
     pub fn window_name(&self, input: &BoundInput, of: BoundWindow) -> String {
-        // With or without ':pad', the same elements are left over, so both read each other's snapshots.
+        // ':pad' changes nothing of what is left over, so models with and without it read each other's snapshots.
         Window { input: input.name.clone(), length: of.length, axis: Some(of.axis), pads: false }.to_string()
     }
 

@@ -53,18 +53,17 @@ pub(super) fn request_input(listed: Listed, has_default: bool) -> Result<BoundIn
     }
     let context = context.map(|context| context.bind(&dims, batch_axis)).transpose()?;
     let window = window.map(|window| window.bind(listed, &dims, (batch_axis, form), is_held)).transpose()?;
-    // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
-    let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
     let source = Source::Request(RequestInput {
         // Numbered when the slot is laid out, after all inputs are bound.
         position: 0,
         form,
-        optional,
+        // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
+        optional: tensor.optional && has_default,
         is_held,
         context,
         window,
         ragged_axis,
-        is_padded,
+        is_padded: ragged_axis.is_some(),
         steps_multiple: None,
     });
     Ok(BoundInput { dims, ..BoundInput::new(info, batch_axis, source) })
@@ -79,7 +78,7 @@ pub(super) fn response_output(listed: Listed, has_no_batch: bool) -> Result<Boun
         if has_no_batch && config.is_batched() && all_agree(&listed.tensor.dims, &info.dims) {
             Ok((None, ShapeForm::Unbatched))
         } else if info.dims.is_empty() && config.is_batched() && !config.gathers_steps() {
-            // A model may say nothing at all about an output's shape, not even its rank. A run then shows it.
+            // A model may say nothing at all about an output's shape, not even its rank. Only a run shows it.
             Ok((Some(0), ShapeForm::Plain))
         } else {
             listed.match_dims("output", &info.dims)

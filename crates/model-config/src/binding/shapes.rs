@@ -162,7 +162,7 @@ pub(super) fn check_type(what: String, configured: DataType, model: DataType) ->
 
 /// Whether a batch dimension of this length takes every batch that may come.
 pub(super) fn batches(dim: i64, config: &Config) -> bool {
-    // With batches of one row, exporters that fix the batch to 1 leave enough room.
+    // If a run has one row, a batch that the exporter has fixed to 1 has room for it.
     dim < 0 || (dim == 1 && config.max_batch_size == 1)
 }
 

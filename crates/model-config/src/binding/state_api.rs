@@ -92,7 +92,6 @@ impl StateApi {
         (self.gives_snapshots, self.gives_info) = (true, true);
     }
 
-    /// For messages.
     pub fn names(&self) -> Vec<String> {
         self.states.iter().map(|state| state.name[STATE_PREFIX.len()..].to_owned()).collect()
     }

@@ -63,7 +63,7 @@ impl<'a> WrittenWindow<'a> {
 
     /// The configuration and the input as if the model had a fixed length there: that of a window and its context.
     pub fn apply(&self, config: &Config, info: &TensorInfo) -> (Config, TensorInfo) {
-        // So the context and the dims are then found as those of any other input.
+        // With these, the context and the dims are found as for any other input.
         let (mut config, mut info) = (config.clone(), info.clone());
         if let Some(context) = config.written.contexts.iter_mut().find(|context| context.input == self.written.input) {
             context.axis = context.axis.or(Some(self.axis));

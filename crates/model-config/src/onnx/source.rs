@@ -1,6 +1,6 @@
 //! Where a model is read from, and reading it without large weights.
 //!
-//! Rule of [`without_weights`]: no large weight is read or copied, however the file holds it. A model of many gigabytes takes
+//! Rule of [`ModelSource::without_weights`]: no large weight is read or copied, however the file holds it. A model of many gigabytes takes
 //! no longer to look at than its nodes do.
 
 use std::fmt;
@@ -47,10 +47,21 @@ impl ModelSource {
 
     /// Reads the model. Large weights of a file come out empty; of a model in memory, they are slices of its bytes.
     pub fn without_weights(&self) -> io::Result<ModelProto> {
-        match self.bytes() {
-            Some(bytes) => ModelProto::decode(bytes.clone()).map_err(io::Error::other),
-            None => without_weights(&self.file),
+        if let Some(bytes) = self.bytes() {
+            return ModelProto::decode(bytes.clone()).map_err(io::Error::other);
         }
+        let mut file = FileBytes::open(&self.file)?;
+        // The decoder keeps what it reads, so the weights are taken out first.
+        let mut copied = Vec::new();
+        let decoded = match copy(&mut file, Part::Model, 0, MOST_DEPTH, &mut copied) {
+            None if file.error.is_none() => {
+                // The decoder knows what is wrong with the file.
+                file = FileBytes::open(&self.file)?;
+                ModelProto::decode(&mut file)
+            }
+            _ => ModelProto::decode(Bytes::from(copied)),
+        };
+        file.error.map_or(decoded.map_err(io::Error::other), Err)
     }
 }
 
@@ -65,21 +76,6 @@ impl fmt::Display for ModelSource {
         write!(f, "{}", self.file.display())?;
         self.made.as_ref().map_or(Ok(()), |(what, _)| write!(f, " ({what})"))
     }
-}
-
-fn without_weights(path: &Path) -> io::Result<ModelProto> {
-    let mut file = FileBytes::open(path)?;
-    // The decoder keeps what it reads, so the weights are taken out first.
-    let mut copied = Vec::new();
-    let decoded = match copy(&mut file, Part::Model, 0, MOST_DEPTH, &mut copied) {
-        None if file.error.is_none() => {
-            // The decoder knows what is wrong with the file.
-            file = FileBytes::open(path)?;
-            ModelProto::decode(&mut file)
-        }
-        _ => ModelProto::decode(Bytes::from(copied)),
-    };
-    file.error.map_or(decoded.map_err(io::Error::other), Err)
 }
 
 /// Graphs in graphs, as deep as the decoder goes.
@@ -257,7 +253,7 @@ mod tests {
             (typed(1000), typed(1000)),
         ] {
             std::fs::write(&path, model(|| weight.clone()).encode_to_vec()).unwrap();
-            assert!(without_weights(&path).unwrap() == model(|| expected.clone()));
+            assert!(ModelSource::from(path.clone()).without_weights().unwrap() == model(|| expected.clone()));
         }
         let _ = std::fs::remove_file(&path);
     }
