@@ -233,7 +233,7 @@ async fn serve_managed(
     let triton = server.triton.clone();
     let (ended, left) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
     if let Some(polling) = polling {
-        // A load that began now would only keep tritonserver from ending.
+        // So that no load begins in a tritonserver that is about to end.
         polling.abort();
     }
     if left.is_zero() {

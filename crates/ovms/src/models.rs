@@ -13,7 +13,6 @@ use crate::tensor::{DataType, shape_proto, tensorflow};
 
 /// The type of the message inside `GetModelMetadataResponse.metadata`.
 pub const TYPE_URL: &str = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
-/// The one signature of each model.
 pub const SIGNATURE_NAME: &str = "serving_default";
 
 /// A version that a request asks for; none is the latest one.

@@ -273,7 +273,7 @@ impl Keeper {
     }
 
     fn apply(&self, operations: Vec<(&[u8], Op<'_>)>) -> Result<Vec<Reply>, StoreError> {
-        // A folder would sync the disk, and a server on the network would be asked, for nothing.
+        // A folder would sync the disk for nothing.
         if operations.is_empty() {
             return Ok(Vec::new());
         }

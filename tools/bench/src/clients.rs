@@ -181,7 +181,7 @@ fn timed(
 ) -> Timed {
     let (inbox, sequences) = (Inbox::new(wants), (1..=sequences as u64).collect::<Vec<_>>());
     client.round(&inbox, &sequences, START);
-    // Not timed: threads, buffers and caches are made in the first requests.
+    // Not timed: the first requests also pay for what is made once.
     serve(&inbox, &sequences, seconds * 0.2);
     let mut latencies_us = Vec::new();
     let cost = Cost::of(1, || latencies_us = serve(&inbox, &sequences, seconds));

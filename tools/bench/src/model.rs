@@ -82,7 +82,6 @@ impl State {
     }
 }
 
-/// How many repetitions fit in that many seconds.
 pub fn rounds_in(seconds: f64, mut work: impl FnMut()) -> usize {
     (0..8).for_each(|_| work());
     let us = Cost::of(8, &mut work).wall_us;

@@ -215,7 +215,6 @@ impl Growing {
         found
     }
 
-    /// What the sequences' steps cost, from START to END.
     fn lives(&self, client: &Client) -> [Cost; 2] {
         let (inbox, sequences) = (Inbox::new(Wants::End), (1..=self.batch as u64).collect::<Vec<_>>());
         let costs = self.halves(|step| client.round(&inbox, &sequences, if step == 0 { START } else { 0 }));

@@ -86,7 +86,6 @@ const CPU: i32 = 0;
 pub const START: u32 = 1;
 pub const END: u32 = 2;
 
-/// What has come back of the requests that are out.
 pub struct Inbox {
     /// Callbacks to come: an answer and a release for each request.
     expected: AtomicUsize,
@@ -96,7 +95,6 @@ pub struct Inbox {
     answered: std::sync::Mutex<Vec<Answer>>,
 }
 
-/// What the waiting thread wants to know.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Wants {
     /// Only when the last request is released.
@@ -131,7 +129,6 @@ unsafe impl Send for Server {}
 // SAFETY: as above.
 unsafe impl Sync for Server {}
 
-/// A model and what its requests carry.
 pub struct Client {
     server: &'static Server,
     model: CString,
@@ -213,7 +210,6 @@ impl Server {
     }
 }
 
-/// The value of a model's metric in Prometheus' text.
 fn sample(shown: &str, name: &str, model: &str) -> Option<f64> {
     let label = format!("model=\"{model}\"");
     let is_of_model = |labels: &str| labels.split(',').any(|given| given.trim() == label);
@@ -249,7 +245,6 @@ impl Client {
         Self { server, model: text(model), inputs: inputs.collect() }
     }
 
-    /// Sends a request; `inbox` hears of its answer and its release.
     pub fn send(&self, inbox: &Arc<Inbox>, sequence: u64, flags: u32) {
         self.send_due(inbox, sequence, flags, Instant::now());
     }

@@ -14,11 +14,9 @@ const VERSION: &str = match option_env!("STATEFUL_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
 };
-/// Time between two questions how many sequences are left.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How the error of a model without a store begins.
 const NO_STORE: &str = "STATE_CONFLICT:";
-/// The parameters of the answer.
 const LEFT: &str = "stateful_sequences_left";
 const NOT_SAVED: &str = "stateful_sequences_not_saved";
 

@@ -97,7 +97,10 @@ impl http_body::Body for Answer {
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             // After the headers, a stream that ends without a status would be an unknown error to the client.
             Some(Err(status)) if self.counted.is_some() => {
-                Some(Ok(Frame::trailers(trailers(triton::failure(&status)))))
+                let mut trailers = HeaderMap::new();
+                // It fails only for a text that no header can have, which tonic escapes.
+                let _ = Status::from(triton::failure(&status)).add_header(&mut trailers);
+                Some(Ok(Frame::trailers(trailers)))
             }
             Some(Err(_)) => None,
             frame => frame,
@@ -134,12 +137,4 @@ impl Drop for Answer {
             None => {}
         }
     }
-}
-
-fn trailers(failure: Failure) -> HeaderMap {
-    let response: Response<()> = Status::from(failure).into_http();
-    let mut headers = response.into_parts().0.headers;
-    // It belongs to the headers, which the client already has.
-    headers.remove(http::header::CONTENT_TYPE);
-    headers
 }

@@ -17,7 +17,6 @@ use super::policy::VersionPolicy;
 /// The backend's limit of `worker_count`.
 const WORKERS_MAX: u64 = 1024;
 
-/// Where the models are listed.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub models: ModelSource,
@@ -99,7 +98,6 @@ pub struct Configuration {
 pub struct Entry {
     pub base_path: PathBuf,
     pub policy: VersionPolicy,
-    /// Parameters of the backend.
     pub parameters: BTreeMap<&'static str, String>,
     /// Whether the entry has `target_device`.
     pub device_given: bool,
@@ -133,7 +131,6 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// Reads the text of a `config.json` in `folder`.
 fn parse(text: &str, folder: &Path, cleaner_minutes: Option<u32>) -> Result<Configuration, String> {
     // First as a map, because serde would take an array for a struct.
     let file = serde_json::from_str::<Map<String, Value>>(text).and_then(|_| serde_json::from_str::<File>(text));

@@ -17,7 +17,6 @@ const WAITING_MAX: usize = 100;
 
 type Key = (Arc<str>, u64);
 
-/// The sequences that have a request under way.
 #[derive(Debug, Default)]
 pub struct Order {
     sequences: Arc<Mutex<HashMap<Key, Queue>>>,

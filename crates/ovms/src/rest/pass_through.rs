@@ -14,7 +14,6 @@ use super::Body;
 use crate::gateway::Gateway;
 use crate::triton::{CONNECT_TIMEOUT, Failure};
 
-/// Keeps connections to Triton open.
 pub type Client = legacy::Client<HttpConnector, Incoming>;
 
 /// A client without connections yet. Call it inside a tokio runtime.
