@@ -7,8 +7,7 @@
 use rows::copies;
 use rows::tensor::{DataType, Gap, RowAt, StorageType, element_count};
 
-use super::gather::{constant, lengths};
-use super::generated::{self, layout};
+use super::gather::{constant, fill_generated, layout, lengths};
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Flag, Generated, GrowingAxis, Initial, InitialContent, InputAxis,
     RowValues, Source,
@@ -245,7 +244,7 @@ fn fill(binding: &Binding, rows: usize, content: &Content, step: &mut Step) -> R
             }
             Source::Generated(of) => {
                 let values: Vec<_> = (0..rows).map(|position| (content.generated)(position, of)).collect();
-                generated::fill(step, index, input, of, &values)?;
+                fill_generated(step, index, input, of, &values)?;
                 continue;
             }
             Source::Lengths { of } => {

@@ -1,13 +1,15 @@
-//! Rows into the inputs of a step.
+//! Rows into the inputs of a step, and the values of generated inputs.
 
 use rows::copies;
 use rows::strings::{self, Strings};
-use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
+use rows::tensor::{DataType, Gap, RowAt, RowLayout, StorageType, WindowLayout};
 use sequences::SequenceId;
 
-use super::Row;
-use super::generated::{self, layout, wrong_shape};
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
+use super::{Counted, Row};
+use crate::binding::{
+    Binding, BoundControl, BoundInput, Counter, Flag, Generated, GrowingAxis, InputAxis, RequestInput, RowValues,
+    Source, generated_value, largest_whole,
+};
 use crate::config::FirstRequest;
 use crate::error::{InputError, RequestError};
 use crate::session::{Overlay, SessionError, Step};
@@ -38,9 +40,9 @@ pub fn gather<'a>(
             Source::Constant(bytes) => constant(filling.step, index, input, bytes, run_rows)?,
             Source::Generated(generated) => {
                 let values = batch.rows().enumerate();
-                let values = values.map(|(at, row)| generated::row_values(generated, binding, row, store.gap(at)));
+                let values = values.map(|(at, row)| row_values(generated, binding, row, store.gap(at)));
                 let values: Vec<_> = values.collect();
-                generated::fill(filling.step, index, input, generated, &values)?;
+                fill_generated(filling.step, index, input, generated, &values)?;
             }
         }
     }
@@ -145,7 +147,7 @@ impl<'a> Filling<'a, '_> {
     ) -> Result<(), RequestError> {
         let (batch, rows) = (self.batch, self.batch.run_rows);
         let (dims, layout) = batch.windows(input, request, axis)?;
-        let (longest, row_layout) = (layout.steps(), generated::layout(input, &dims)?);
+        let (longest, row_layout) = (layout.steps(), self::layout(input, &dims)?);
         let whole_row = |position| row_layout.row(RowAt { position, rows });
         let buffer = self.step.input(index, &dims, rows)?;
         for (position, (row, sent)) in batch.inputs(request).enumerate() {
@@ -257,4 +259,92 @@ pub(super) fn constant(
         }
     }
     Ok(())
+}
+
+/// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.
+fn row_values(generated: &Generated, binding: &Binding, row: &Row, gap: Gap) -> RowValues {
+    let count = |counter: usize| row.counted.as_ref().map_or(0, |counted| counted.count(counter));
+    let past = |of: GrowingAxis| {
+        let dims = row.state.dims.get(of.beside).map_or(&[][..], Vec::as_slice);
+        dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
+    };
+    let new = |of: InputAxis| own_length(binding, row, of);
+    RowValues::new(generated, &binding.states, count, past, new, gap)
+}
+
+/// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.
+pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), InputError> {
+    row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
+    let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
+    let values = shared.map(|(_, generated)| row_values(generated, binding, row, Gap::NONE)).collect();
+    if let Some(counted) = &mut row.counted {
+        counted.shared_values = values;
+    }
+    for (input, generated) in binding.generated() {
+        let RowValues::Numbers { first, count } = row_values(generated, binding, row, Gap::NONE) else { continue };
+        let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
+        let (value, most) = (generated_value(generated, last), largest_whole(input.data_type));
+        if value > i128::from(most) {
+            let (name, written, data_type) = (input.name.clone(), generated.written.clone(), input.data_type);
+            return Err(InputError::GeneratedTooLarge { name, written, value, data_type, most });
+        }
+    }
+    Ok(())
+}
+
+/// What a row has in the generated inputs that the whole batch shares.
+pub fn shared_values(row: &Row) -> &[RowValues] {
+    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
+}
+
+/// What the counters of a row's sequence have if its inference counts.
+pub fn counts_after(binding: &Binding, row: &Row) -> Vec<u64> {
+    let after = |(number, counter): (usize, &Counter)| {
+        let before = row.counted.as_ref().map_or(0, |counted| counted.count(number));
+        before.saturating_add(match *counter {
+            Counter::Steps => 1,
+            Counter::Elements(of) => own_length(binding, row, of) as u64,
+        })
+    };
+    binding.counters.iter().enumerate().map(after).collect()
+}
+
+pub(super) fn fill_generated(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    generated: &Generated,
+    values: &[RowValues],
+) -> Result<(), RequestError> {
+    // Without a batch axis, all rows have the same values.
+    let values = if input.batch_axis.is_some() { values } else { &values[..values.len().min(1)] };
+    let mut dims = input.dims.clone();
+    let longest = values.iter().map(|values| values.count()).max().unwrap_or(0);
+    if let Some(axis) = generated.axis {
+        dims[axis] = longest as i64;
+    }
+    let layout = layout(input, &dims)?;
+    let rows = values.len();
+    let buffer = step.input(index, &dims, rows)?;
+    let mut row = Vec::with_capacity(layout.row_bytes());
+    for (position, values) in values.iter().enumerate() {
+        row.clear();
+        values.append_row(generated, input.data_type, longest, layout.row_bytes(), &mut row);
+        copies::put(&layout.row(RowAt { position, rows }), StorageType::Exact, &row, buffer);
+    }
+    Ok(())
+}
+
+pub(super) fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, InputError> {
+    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| wrong_shape(input, dims))
+}
+
+fn wrong_shape(input: &BoundInput, dims: &[i64]) -> InputError {
+    InputError::Shape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+}
+
+/// The elements of a request along an axis of an input; 0 if it leaves the input out.
+fn own_length(binding: &Binding, row: &Row, of: InputAxis) -> usize {
+    let Source::Request(request) = &binding.inputs[of.input].source else { return 0 };
+    row.request.input(request.position).map_or(0, |sent| request.own_length(sent.dims(), of.axis))
 }

@@ -7,7 +7,7 @@ use rows::tensor::{STRING_BYTES, element_count};
 use smallvec::SmallVec;
 
 use super::Row;
-use super::generated::shared_values;
+use super::gather::shared_values;
 use crate::binding::{Binding, GrowingPadding, ShapeForm};
 use crate::config::FirstRequest;
 

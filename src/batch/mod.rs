@@ -10,7 +10,6 @@ pub mod control;
 mod course;
 pub mod decode;
 pub mod gather;
-pub mod generated;
 pub mod grouping;
 pub mod isolation;
 pub mod kept;

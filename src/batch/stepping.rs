@@ -13,7 +13,7 @@ use sequences::Outcome;
 
 use super::Row;
 use super::course::Course;
-use super::generated::counts_after;
+use super::gather::counts_after;
 use super::outputs::OnGpus;
 use super::respond::Answers;
 use super::state_api::written;

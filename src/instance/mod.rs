@@ -14,8 +14,7 @@ use sequences::{Admission, Finished};
 
 use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
-use crate::batch::gather::gather;
-use crate::batch::generated::note_counts;
+use crate::batch::gather::{gather, note_counts};
 use crate::batch::grouping::Grouping;
 use crate::batch::isolation::{Isolation, Standing};
 use crate::batch::respond::{Answers, Filled, empty_response};

@@ -6,7 +6,7 @@ use sequences::{Admission, Key, SequenceId};
 
 use super::Instance;
 use crate::batch::Row;
-use crate::batch::generated::counts_after;
+use crate::batch::gather::counts_after;
 use crate::batch::respond::{Filled, empty_response};
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
 use crate::binding::{BoundState, Flag, Initial, InitialContent};
