@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gpu_rows::{OwnedStream, for_session};
@@ -298,8 +298,8 @@ impl Drop for RunOptions {
 /// Ends the runs of a step once the time has passed, unless it is dropped first.
 pub struct TimeLimit {
     ends_at: Instant,
-    /// The thread ends when this is dropped.
-    _stop: mpsc::Sender<()>,
+    stop: mpsc::Sender<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl TimeLimit {
@@ -312,13 +312,22 @@ impl TimeLimit {
         };
         let ends_at = Instant::now() + limit;
         // The thread of the run is inside ONNX Runtime, so another one has to end the run.
-        thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
-        Ok(Self { ends_at, _stop: stop })
+        let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
+        Ok(Self { ends_at, stop, thread: Some(thread) })
     }
 
     /// Whether runs fail because of it.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
+    }
+}
+
+impl Drop for TimeLimit {
+    fn drop(&mut self) {
+        // It has ended if the time has passed. It doesn't panic.
+        let _ = self.stop.send(());
+        // Core may unload this library when the load fails, so no thread may outlive it.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
