@@ -79,7 +79,8 @@ pub fn convert_if_asked(
     }
     let begun = Instant::now();
     let original = Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu)?;
-    let pairs = own_pairs(partial, &file.clone().into(), &original.signature, original.graph_description.as_deref(), settings)?;
+    let pairs =
+        own_pairs(partial, &file.clone().into(), &original.signature, original.graph_description.as_deref(), settings)?;
     // Its weights may be large, and the conversion holds them again.
     drop(original);
     // A model that has states may run over the steps of a request as its author wanted. Only axes that are written say
