@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::batch::Row;
 use crate::config::{Config, Logging};
@@ -71,10 +71,6 @@ impl Report {
         }
         let sums = std::mem::take(&mut self.sums);
         let time = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        self.log(&sums, time, sequences);
-    }
-
-    fn log(&self, sums: &Sums, time: Duration, sequences: &LiveSequences) {
         let name = &self.model;
         if let Some(level) = self.logging.report {
             let average = sums.requests as f64 / sums.batches.max(1) as f64;

@@ -112,6 +112,10 @@ pub struct Phase {
     pub tiles: u32,
 }
 
+/// The addresses that a move reads, and those that it writes.
+#[cfg(any(test, feature = "simulated-device"))]
+pub type Touched = (Vec<std::ops::Range<u64>>, Vec<std::ops::Range<u64>>);
+
 /// Moves that have been collected and are not enqueued yet.
 #[derive(Default)]
 pub struct Moves {
@@ -251,13 +255,7 @@ impl Moves {
         self.table.push(RowMove { units: units as u32, outer: outer as u32, first_tile: self.tiles, ..part });
         self.tiles += tiles;
     }
-}
 
-/// The addresses that a move reads, and those that it writes.
-#[cfg(any(test, feature = "simulated-device"))]
-pub type Touched = (Vec<std::ops::Range<u64>>, Vec<std::ops::Range<u64>>);
-
-impl Moves {
     /// What each move of a table reads and writes, for the simulated device to check.
     #[cfg(any(test, feature = "simulated-device"))]
     pub fn touched(table: &[u8]) -> Vec<Touched> {

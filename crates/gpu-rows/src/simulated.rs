@@ -87,6 +87,16 @@ impl Simulated {
         }
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
+
+    fn enqueue(&self, stream: Stream, work: Work) {
+        let mut state = self.state.lock();
+        state.counts.copies += usize::from(matches!(work, Work::Copy { .. }));
+        let queue = state.streams.get_mut(&stream.0);
+        expect(queue.is_some(), || "work is enqueued on a closed stream".to_owned());
+        if let Some(queue) = queue {
+            queue.push(work);
+        }
+    }
 }
 
 impl State {
@@ -323,18 +333,6 @@ impl Driver for Simulated {
 
     fn counts(&self) -> Counts {
         self.state.lock().counts
-    }
-}
-
-impl Simulated {
-    fn enqueue(&self, stream: Stream, work: Work) {
-        let mut state = self.state.lock();
-        state.counts.copies += usize::from(matches!(work, Work::Copy { .. }));
-        let queue = state.streams.get_mut(&stream.0);
-        expect(queue.is_some(), || "work is enqueued on a closed stream".to_owned());
-        if let Some(queue) = queue {
-            queue.push(work);
-        }
     }
 }
 

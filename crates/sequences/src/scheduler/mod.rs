@@ -50,7 +50,6 @@ enum Phase {
     Waiting(Instant),
     /// No request is queued.
     Idle,
-    /// It is in [`Worker::queue`].
     Ready,
     Running,
     /// It begins with the state of another sequence, which has requests to run before.
@@ -144,7 +143,6 @@ pub struct Scheduler<R> {
     workers: Vec<Worker>,
     /// Lanes of the sequences that wait for a place, in the order of their STARTs.
     waiting: VecDeque<u32>,
-    /// The same lanes, by the time until which they wait.
     waiting_until: BTreeSet<(Instant, u32)>,
     queued: usize,
     placed: usize,
