@@ -3,7 +3,7 @@
 //!
 //! What a request costs with it is what it costs in Triton. Not for serving.
 
-#![allow(non_snake_case, reason = "the names are Triton's")]
+#![allow(non_snake_case, missing_docs, clippy::missing_safety_doc, reason = "names and rules are tritonbackend.h's")]
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -27,10 +27,6 @@ struct Model {
     outputs: Vec<Output>,
 }
 
-/// The server's functions are found.
-///
-/// # Safety
-/// Called by Triton.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_Initialize(_backend: *mut TRITONBACKEND_Backend) -> Failure {
     match triton_sys::load() {
@@ -39,10 +35,6 @@ pub unsafe extern "C" fn TRITONBACKEND_Initialize(_backend: *mut TRITONBACKEND_B
     }
 }
 
-/// The configuration's tensors are noted.
-///
-/// # Safety
-/// Called by Triton with a live model.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND_Model) -> Failure {
     let (mut message, mut json, mut bytes) = (ptr::null_mut(), ptr::null(), 0);
@@ -63,10 +55,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
     ptr::null_mut()
 }
 
-/// What was noted goes.
-///
-/// # Safety
-/// Called by Triton with a live model.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_Model) -> Failure {
     // SAFETY: made in ModelInitialize, and nobody uses it any more.
@@ -74,10 +62,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_M
     ptr::null_mut()
 }
 
-/// Answers each request.
-///
-/// # Safety
-/// Called by Triton with a live instance and that many live requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     instance: *mut TRITONBACKEND_ModelInstance,
