@@ -30,7 +30,7 @@ use crate::metrics::{Method, code_name};
 use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo};
 use crate::predict::{self, Call};
 use crate::triton::Failure;
-use pass_through::Client;
+use pass_through::{Body, Client};
 use path::{Model, Path};
 use request::Request as PredictRequest;
 
@@ -44,9 +44,6 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-
-/// A text, or what Triton sends.
-pub type Body = Either<Full<Bytes>, Incoming>;
 
 /// Serves `listener` until `stop` is true, then finishes the requests that run.
 pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Receiver<bool>) {

@@ -1,18 +1,21 @@
 //! Triton's own HTTP API, passed on as it is.
 
+use bytes::Bytes;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, Scheme, Uri};
 use http::{HeaderMap, Request, Response, Version};
-use http_body_util::Either;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::{self, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use percent_encoding::percent_decode_str;
 use tonic::Code;
 
-use super::Body;
 use crate::gateway::Gateway;
 use crate::triton::{CONNECT_TIMEOUT, Failure};
+
+/// A text of the gateway's own, or what Triton sends.
+pub type Body = Either<Full<Bytes>, Incoming>;
 
 pub type Client = legacy::Client<HttpConnector, Incoming>;
 

@@ -1,9 +1,6 @@
 //! A tensor between the two protocols: its elements are one run of little-endian bytes, as in Triton's
 //! `raw_input_contents`. Clients send and read it as TensorFlow's `TensorProto`.
 
-#[cfg(test)]
-mod tests;
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use rows::strings;
@@ -215,3 +212,6 @@ pub fn put_string(content: &mut BytesMut, string: &[u8]) -> Result<(), Failure> 
     content.put_slice(string);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
