@@ -250,12 +250,15 @@ impl MemoryKind {
         // Each state that a run reads in place asks for the host's, so it needs no lock.
         static HOST: OnceLock<Info> = OnceLock::new();
         static DEVICES: Mutex<BTreeMap<i32, Info>> = Mutex::new(BTreeMap::new());
-        let known = match self {
-            Self::Host => HOST.get().map(|info| info.0),
-            Self::Cuda(device) => DEVICES.lock().get(&device).map(|info| info.0),
-        };
-        if let Some(info) = known {
-            return Ok(info);
+        let host = || HOST.get().filter(|_| self == Self::Host);
+        if let Some(info) = host() {
+            return Ok(info.0);
+        }
+        // Locked until it is made, also for the host's, because nothing would free a second one.
+        let mut devices = DEVICES.lock();
+        let made = if let Self::Cuda(device) = self { devices.get(&device) } else { host() };
+        if let Some(info) = made {
+            return Ok(info.0);
         }
         let mut info = ptr::null_mut();
         let (allocator, memory) =
@@ -268,10 +271,9 @@ impl MemoryKind {
                 Self::Cuda(device) => (api.CreateMemoryInfo)(c"Cuda".as_ptr(), allocator, device, memory, &mut info),
             })?;
         }
-        // Another thread may have made one meanwhile; then that one is kept, and this one is lost.
         Ok(match self {
             Self::Host => HOST.get_or_init(|| Info(info)).0,
-            Self::Cuda(device) => DEVICES.lock().entry(device).or_insert(Info(info)).0,
+            Self::Cuda(device) => devices.entry(device).or_insert(Info(info)).0,
         })
     }
 }
