@@ -56,6 +56,13 @@ impl Hold {
         }
     }
 
+    /// It gets its record from one of these older sequences of this server, when its START has run.
+    #[must_use]
+    pub fn behind(mut self, older: impl Iterator<Item = Token>) -> Self {
+        self.replaces.extend(older);
+        self
+    }
+
     pub const fn token(&self) -> Token {
         self.token
     }
@@ -156,9 +163,10 @@ impl Keeper {
     }
 
     /// Makes the records of sequences whose STARTs are going to run here. If the store has a state of an older sequence, that
-    /// stays until [`Change::Step`] or [`Change::End`] of the new one. These fail if the store has a third one by then.
-    pub fn reserve(&self, ids: &[Vec<u8>]) -> Result<Vec<Hold>, StoreError> {
-        let holds: Vec<_> = ids.iter().map(|id| self.hold(id)).collect::<Result<_, _>>()?;
+    /// stays until [`Change::Step`] or [`Change::End`] of the new one. These fail if the store has a third one by then. A record
+    /// without a state is replaced, because a server that was killed may have left it. So the caller must not ask for a second
+    /// record of an id before it has saved the first ([`Hold::behind`]).
+    pub fn reserve(&self, holds: Vec<Hold>) -> Result<Vec<Hold>, StoreError> {
         let operations = holds.iter().map(|hold| (hold.key.as_slice(), Op::Reserve { token: hold.token }));
         let replies = self.apply(operations.collect())?;
         let reserved = |(hold, reply)| match reply {

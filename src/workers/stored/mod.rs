@@ -121,6 +121,11 @@ impl Owned {
         self.lanes_of(key).iter().filter(move |&&of| of < lane).filter_map(|&of| Some(self.get(of)?.hold.token()))
     }
 
+    /// Whether a sequence with this id has a START at work.
+    fn begins(&self, key: &[u8]) -> bool {
+        self.lanes_of(key).iter().any(|&of| self.get(of).is_some_and(|of| of.starts))
+    }
+
     /// Whether a younger sequence of this server has the id.
     fn is_replaced(&self, lane: u32) -> bool {
         self.get(lane).is_some_and(|of| self.lanes_of(&of.key).last() != Some(&lane))

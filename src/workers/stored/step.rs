@@ -12,7 +12,7 @@
 //! and no other. That stays in the store until then, because the START may be cancelled.
 
 use sequences::scheduler::{Lookup, Over, OverBy, Refused};
-use sequences::{Outcome, SequenceId};
+use sequences::{Key, Outcome, SequenceId};
 use state_store::{Change, Hold, Saved};
 
 use super::{Found, Sequence, Stored, failed, key_of, refuse, tell_steps};
@@ -132,32 +132,55 @@ impl Stored {
     pub(super) fn reserve(&self, rows: &mut [Row]) {
         let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
         let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
-        let (mut begin, mut keys) = (Vec::new(), Vec::new());
-        let owned = self.sequences.lock();
-        for row in rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()) {
-            let Some(of) = &row.key else { continue };
-            let (Some(lane), id, key) = (of.lane, of.id.clone(), key_of(&of.id)) else { continue };
-            if owned.lanes_of(&key).last().is_none_or(|&of| of < lane) {
-                begin.push((lane, id, row));
-                keys.push(key);
+        let mut starts: Vec<_> = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()).collect();
+        starts.sort_by_key(|row| row.key.as_ref().and_then(|key| key.lane));
+        let (mut first, mut behind, mut holds) = (Vec::new(), Vec::new(), Vec::new());
+        let mut owned = self.sequences.lock();
+        for row in starts {
+            let Some(Key { lane: Some(lane), id, .. }) = row.key.clone() else { continue };
+            let key = key_of(&id);
+            if owned.lanes_of(&key).last().is_some_and(|&of| of >= lane) {
+                continue;
+            }
+            match self.keeper.hold(&key) {
+                // The store would replace the record of the older START, which has no state. If this START then failed, no
+                // record would be left for the older sequence.
+                Ok(hold) if owned.begins(&key) => {
+                    let hold = hold.behind(owned.older(&key, lane));
+                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold) });
+                    behind.push((lane, key, row));
+                }
+                // Entered before the store has answered, so that a younger START on another worker finds it.
+                Ok(hold) => {
+                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold.clone()) });
+                    first.push((lane, key, row));
+                    holds.push(hold);
+                }
+                Err(source) => refuse(row, |id| failed(id, &source)),
             }
         }
         drop(owned);
-        match self.keeper.reserve(&keys) {
-            Ok(holds) => {
-                let mut owned = self.sequences.lock();
-                for (((lane, id, row), key), hold) in begin.into_iter().zip(keys).zip(holds) {
-                    if self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane)) {
-                        refuse(row, |id| StoredError::Exists(id.clone()).into());
-                        continue;
-                    }
-                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key, hold) });
-                }
+        let reserved = self.keeper.reserve(holds).inspect_err(|source| self.not_written(source));
+        let refusal = |id: &SequenceId| match &reserved {
+            Ok(_) => StoredError::Exists(id.clone()).into(),
+            Err(source) => failed(id, source),
+        };
+        let (mut owned, mut refused) = (self.sequences.lock(), Vec::new());
+        for (at, (lane, key, row)) in first.into_iter().enumerate() {
+            let hold = reserved.as_ref().ok().map(|holds| &holds[at]);
+            let rejects = |hold: &&Hold| self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane));
+            if let Some(hold) = hold.filter(|hold| !rejects(hold)) {
+                owned.get_mut(lane).into_iter().for_each(|of| of.hold = hold.clone());
+            } else {
+                refuse(row, refusal);
+                owned.remove(lane);
+                refused.push(key);
             }
-            Err(source) => {
-                self.not_written(&source);
-                begin.into_iter().for_each(|(_, _, row)| refuse(row, |id| failed(id, &source)));
-            }
+        }
+        // What refuses a START refuses those behind it.
+        for (lane, _, row) in behind.into_iter().filter(|(_, key, _)| refused.contains(key)) {
+            refuse(row, refusal);
+            owned.remove(lane);
         }
     }
 

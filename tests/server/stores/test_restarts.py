@@ -154,14 +154,32 @@ def test_an_idle_sequence_leaves_the_server_and_goes_on(deploy, connect, locatio
             talk.step(start=number == 0)
 
 
+def replies_to(deployment, model, sent: list, worker_is: str) -> dict:
+    """Sends requests of sequence 7. If the worker is busy, all wait first, and the STARTs among them run in one batch."""
+    stream, other = Stream(deployment), Stream(deployment)
+    if worker_is == "busy":
+        other.send(model.name, fed(0, 6000), {"sequence_id": 8, "sequence_start": True})
+        deployment.settles("stateful_live_sequences", model, 1)
+    for inputs, parameters in sent:
+        stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
+    if worker_is == "busy":
+        deployment.settles("stateful_queued_requests", model, len(sent))
+        other.reply()
+    came = stream.all_replies(len(sent))
+    stream.close()
+    other.close()
+    return came
+
+
+@pytest.mark.parametrize("worker_is", ["free", "busy"])
 @pytest.mark.parametrize("how", ["end", "restart"])
 @both_stores
-def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, how):
+def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, how, worker_is):
     """The older sequence has requests that wait when the younger one with its id is saved."""
-    model = stored(models.work("replaced"), location, on_duplicate_start="restart", max_queued_requests_per_sequence=64)
+    limits = {"max_queued_requests_per_sequence": 64, "worker_count": 1}
+    model = stored(models.work("replaced"), location, on_duplicate_start="restart", **limits)
     deployment = deploy(control_model=False)
     deployment.serve(model)
-    stream = Stream(deployment)
     sent, wanted = [(fed(1, 200), {"sequence_start": True})], [1]
     for life in range(2, 5):
         for _ in range(3):
@@ -171,28 +189,22 @@ def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, lo
             sent[-1][1]["sequence_end"] = True
         sent.append((fed(life), {"sequence_start": True}))
         wanted.append(life)
-    for inputs, parameters in sent:
-        stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
-    came = stream.all_replies(len(sent))
+    came = replies_to(deployment, model, sent, worker_is)
     refused = [reply for reply in came.values() if isinstance(reply, Refused)]
     assert not refused, refused
     assert [total(came[number]) for number in range(len(sent))] == wanted
-    stream.close()
 
 
+@pytest.mark.parametrize("worker_is", ["free", "busy"])
 @both_stores
-def test_a_start_that_fails_does_not_touch_the_requests_that_were_sent_before_it(deploy, location):
+def test_a_start_that_fails_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, worker_is):
     model = stored(models.work("not_replaced"), location, on_duplicate_start="restart", worker_count=1)
     deployment = deploy(control_model=False)
     deployment.serve(model)
-    stream = Stream(deployment)
-    sent = [(fed(1, 200), {"sequence_start": True}), *[(fed(10, 20), {})] * 3, (fed(1000), {"sequence_start": True})]
-    for inputs, parameters in sent:
-        stream.send(model.name, inputs, {"sequence_id": 7, **parameters})
-    came = stream.all_replies(len(sent))
+    sent = [(fed(1, 200), {"sequence_start": True}), *[(fed(10, 20), {})] * 3, (fed(FAILS), {"sequence_start": True})]
+    came = replies_to(deployment, model, sent, worker_is)
     assert isinstance(came[4], Refused), came[4]
     assert [total(came[number]) for number in range(4)] == [1, 11, 21, 31]
-    stream.close()
 
 
 def test_a_start_that_runs_late_replaces_no_younger_sequence_of_its_server(deploy, connect, valkey):

@@ -72,7 +72,7 @@ fn a_cluster_does_what_records_promise() {
     let keeper = keeper(&location);
     let ids: Vec<_> = (0..20).map(|number| format!("n{number}")).collect();
     assert_eq!(ids.iter().map(|id| cluster.slot(id) / 5461).collect::<HashSet<_>>().len(), 3);
-    let holds = keeper.reserve(&ids.iter().map(|id| id.as_bytes().to_vec()).collect::<Vec<_>>()).unwrap();
+    let holds = keeper.reserve(ids.iter().map(|id| keeper.hold(id.as_bytes()).unwrap()).collect()).unwrap();
     let starts: Vec<_> = holds.iter().zip(&ids).map(|(hold, id)| Change::Step(hold, id.as_bytes())).collect();
     assert!(keeper.save(&starts).unwrap().iter().all(|saved| matches!(saved, Saved::Done(_))));
     let claims: Vec<_> = ids.iter().map(|id| (id.as_bytes(), false)).collect();
@@ -233,7 +233,7 @@ fn sequences_go_on_after_a_fail_over_and_have_replicas() {
     let hold = start(&with_replica, first.as_bytes(), b"one");
     assert!(matches!(save(&with_replica, &hold, b"two"), Saved::Done(_)));
     // Its primary has none.
-    let error = with_replica.reserve(&[other.as_bytes().to_vec()]).unwrap_err();
+    let error = with_replica.reserve(vec![with_replica.hold(other.as_bytes()).unwrap()]).unwrap_err();
     assert!(matches!(&error, StoreError::Refuses(why) if why.contains("0 of 1 replicas")), "{error}");
     // The second primary sends one of two starts to the first one, and has no replica for the other one. This keeper
     // learns where the slots are before one of them moves.
@@ -249,7 +249,8 @@ fn sequences_go_on_after_a_fail_over_and_have_replicas() {
         cluster.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(0)]);
     }
     let second = (0..).map(|number| format!("s{number}")).find(|id| (5461..10923).contains(&cluster.slot(id))).unwrap();
-    let error = with_replica.reserve(&[other.as_bytes().to_vec(), second.as_bytes().to_vec()]).unwrap_err();
+    let hold = |id: &str| with_replica.hold(id.as_bytes()).unwrap();
+    let error = with_replica.reserve(vec![hold(&other), hold(&second)]).unwrap_err();
     assert!(matches!(&error, StoreError::Refuses(why) if why.contains("0 of 1 replicas")), "{error}");
     let keeper = keeper(&cluster.location());
     let of_other = start(&keeper, other.as_bytes(), b"one");

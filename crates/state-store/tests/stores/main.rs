@@ -200,7 +200,7 @@ fn does_what_records_promise(stores: &[Arc<dyn Store>]) {
 }
 
 fn reserved(keeper: &Keeper, id: &[u8]) -> Hold {
-    keeper.reserve(&[id.to_vec()]).unwrap().remove(0)
+    keeper.reserve(vec![keeper.hold(id).unwrap()]).unwrap().remove(0)
 }
 
 fn start(keeper: &Keeper, id: &[u8], blob: &[u8]) -> Hold {
@@ -390,7 +390,7 @@ fn a_store_that_refuses_says_so() {
     let refused = |wanted: &str| {
         let error = keeper.save(&[Change::Step(&hold, b"two")]).unwrap_err();
         assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
-        let error = keeper.reserve(&[b"n8".to_vec()]).unwrap_err();
+        let error = keeper.reserve(vec![keeper.hold(b"n8").unwrap()]).unwrap_err();
         assert!(matches!(&error, StoreError::Refuses(why) if why.contains(wanted)), "{error}");
     };
     valkey.command(&["CONFIG", "SET", "maxmemory", "1"]);

@@ -18,7 +18,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, StoreError>) {
 fn a_write_that_no_replica_has_is_refused() {
     let primary = Valkey::on_network(&[]);
     let (keeper, other) = (with_replica(&primary.location("")), keeper(&primary.location("")));
-    refused(keeper.reserve(&[b"n7".to_vec()]));
+    refused(keeper.reserve(vec![keeper.hold(b"n7").unwrap()]));
     let mut replica = Valkey::replica(&primary);
     let hold = start(&keeper, b"n7", b"one");
     assert!(matches!(save(&keeper, &hold, b"two"), Saved::Done(_)));

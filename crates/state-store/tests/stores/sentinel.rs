@@ -76,7 +76,8 @@ fn primary_and_sentinels_have_passwords_and_rights_of_their_own() {
     };
     let of_sentinel = format!("&sentinel_password_file={}", file("of-sentinel"));
     let denied = |options: &str, word: &str| {
-        let error = with(options).reserve(&[b"n7".to_vec()]).unwrap_err();
+        let keeper = with(options);
+        let error = keeper.reserve(vec![keeper.hold(b"n7").unwrap()]).unwrap_err();
         assert!(matches!(&error, StoreError::Denied(why) if why.contains(word)), "{error}");
     };
     primary.command(&writer(&["+role"]));
