@@ -9,7 +9,7 @@ use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, Win
 
 use super::context::{BoundContext, BoundWindow};
 use super::shapes::ShapeForm;
-use crate::config::FirstRequest;
+use crate::config::{FirstRequest, Flag};
 use crate::onnx::TensorInfo;
 
 #[derive(Clone, Debug)]
@@ -106,27 +106,17 @@ pub struct Generated {
 /// What a generated input holds. A counter has its index in `Binding::counters`, and its value from before the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratedValue {
-    Count {
-        counter: usize,
-    },
+    /// One number, the counter's.
+    Count { counter: usize },
     /// A value for each element of an input, from the counter's up.
-    Positions {
-        counter: usize,
-        of: InputAxis,
-    },
+    Positions { counter: usize, of: InputAxis },
     /// The length of a growing state before the run.
     Length(GrowingAxis),
     /// 1 for each element of a growing state, then 1 for each new element.
-    Mask {
-        state: GrowingAxis,
-        new: NewLength,
-    },
+    Mask { state: GrowingAxis, new: NewLength },
     /// As many ones as the counter has, with the factor and the addend, at the end of `length` elements, and 0 in front of
     /// them.
-    Last {
-        counter: usize,
-        length: usize,
-    },
+    Last { counter: usize, length: usize },
 }
 
 /// How many elements a run adds to a state.
@@ -238,21 +228,9 @@ pub enum Gathered {
 #[derive(Clone, Debug)]
 pub enum BoundControl {
     /// The element `yes` if the request has the flag, else `no`.
-    Flag {
-        flag: Flag,
-        no: Vec<u8>,
-        yes: Vec<u8>,
-    },
+    Flag { flag: Flag, no: Vec<u8>, yes: Vec<u8> },
+    /// The sequence id, as this type.
     CorrelationId(DataType),
-}
-
-/// What a control input tells the model of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flag {
-    Start,
-    End,
-    /// It is a request and no padding.
-    Ready,
 }
 
 /// An output that is fetched.

@@ -2,11 +2,11 @@
 
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
-use super::bound::{BoundInput, BoundOutput, Flag, Gathered, row_dims};
+use super::bound::{BoundInput, BoundOutput, Gathered, row_dims};
 use super::context::BoundWindow;
 use super::error::{BindingError, Result, bad};
 use super::shapes::{INPUT, Listed, ShapeForm, configured, describe, open_axes};
-use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
+use crate::config::{Config, Flag, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
 use crate::onnx::TensorInfo;
 
 /// Bytes that the outputs of a request may have together, unless `max_steps_per_request` allows more.

@@ -21,22 +21,17 @@ pub struct GeneratedInput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GeneratedKind {
+    /// One number.
     Count(NamedCounter),
     /// A value for each element of this input: how many elements the sequence has had before it.
     Positions(NamedAxis),
     /// The length of this state before the run.
     Length(NamedAxis),
     /// 1 for each element of the state, then 1 for each new element.
-    Mask {
-        state: NamedAxis,
-        new: NewElements,
-    },
+    Mask { state: NamedAxis, new: NewElements },
     /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there are
     /// as many elements as the model's input has.
-    Last {
-        count: NamedCounter,
-        length: Option<u32>,
-    },
+    Last { count: NamedCounter, length: Option<u32> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,21 +25,16 @@ pub struct DeclaredInitial {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialValue {
+    /// Each element.
     Fill(String),
     /// The elements of a row.
     List(Vec<String>),
     /// The elements of a row as raw bytes, in this file.
     File(String),
     /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
-    Array {
-        file: String,
-        name: Option<String>,
-    },
+    Array { file: String, name: Option<String> },
     /// Numbers in the model's metadata, under these keys one behind the other.
-    Metadata {
-        keys: Vec<String>,
-        then_zeros: bool,
-    },
+    Metadata { keys: Vec<String>, then_zeros: bool },
 }
 
 #[derive(Clone, Debug, Default)]

@@ -54,23 +54,38 @@ pub struct Control {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ControlKind {
-    Start(FalseTrue),
-    End(FalseTrue),
-    /// The row carries a request and is no padding.
-    Ready(FalseTrue),
+    Flag(Flag, FalseTrue),
     /// The sequence id, as this type.
     CorrelationId(DataType),
 }
 
+/// What a control tells the model of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    Start,
+    End,
+    /// It is a request and no padding.
+    Ready,
+}
+
+impl fmt::Display for Flag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "START",
+            Self::End => "END",
+            Self::Ready => "READY",
+        })
+    }
+}
+
 impl fmt::Display for ControlKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, FalseTrue { no, yes }) = match self {
-            Self::Start(values) => ("START", values),
-            Self::End(values) => ("END", values),
-            Self::Ready(values) => ("READY", values),
-            Self::CorrelationId(data_type) => return write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
-        };
-        write!(f, "CONTROL_SEQUENCE_{name}, {no} for no, {yes} for yes")
+        match self {
+            Self::Flag(flag, FalseTrue { no, yes }) => {
+                write!(f, "CONTROL_SEQUENCE_{flag}, {no} for no, {yes} for yes")
+            }
+            Self::CorrelationId(data_type) => write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
+        }
     }
 }
 
@@ -89,26 +104,24 @@ pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, Config
 
 fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
     let path = format!("control_input '{name}'");
-    match control.kind.as_str() {
-        "CONTROL_SEQUENCE_START" => Ok(ControlKind::Start(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_END" => Ok(ControlKind::End(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_READY" => Ok(ControlKind::Ready(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_CORRID" => Ok(ControlKind::CorrelationId(data_type(&path, &control.data_type)?)),
-        other => Err(field(path, other, "CONTROL_SEQUENCE_START, _END, _READY or _CORRID is expected")),
-    }
-}
-
-fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigError> {
-    match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
-    {
-        ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
-        ([], [no, yes], []) => Ok(FalseTrue { no: as_written(*no), yes: as_written(*yes) }),
-        ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+    let flag = match control.kind.as_str() {
+        "CONTROL_SEQUENCE_START" => Flag::Start,
+        "CONTROL_SEQUENCE_END" => Flag::End,
+        "CONTROL_SEQUENCE_READY" => Flag::Ready,
+        "CONTROL_SEQUENCE_CORRID" => return Ok(ControlKind::CorrelationId(data_type(&path, &control.data_type)?)),
+        other => return Err(field(path, other, "CONTROL_SEQUENCE_START, _END, _READY or _CORRID is expected")),
+    };
+    let raw::Control { int32_false_true: whole, fp32_false_true: real, bool_false_true: bools, .. } = control;
+    let (no, yes) = match (whole.as_slice(), real.as_slice(), bools.as_slice()) {
+        (&[no, yes], [], []) => (f64::from(no), f64::from(yes)),
+        ([], &[no, yes], []) => (as_written(no), as_written(yes)),
+        ([], [], &[no, yes]) => (f64::from(no), f64::from(yes)),
         _ => {
             let allowed = "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected";
-            Err(field(path, &control.kind, allowed))
+            return Err(field(path, &control.kind, allowed));
         }
-    }
+    };
+    Ok(ControlKind::Flag(flag, FalseTrue { no, yes }))
 }
 
 // The number as config.pbtxt has it. A cast of 0.2 from f32 to f64 would give 0.20000000298.
