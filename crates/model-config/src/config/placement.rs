@@ -5,15 +5,12 @@ use std::fmt;
 
 use sequences::pool::SlotLimits;
 
-use super::parameters::Parameters;
+use super::parameters::{LAZY_SIZES, Parameters};
 use super::raw::{self, ConfigError, Int, bad, field};
 use super::scheduling::{Scheduling, Strategy};
 
 /// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
 const SMALLEST_RESERVE_SLAB: usize = 16;
-// NVIDIA's stateful_backend has these parameters, so its configurations work here.
-const LAZY_SIZES: [&str; 4] =
-    ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
 const LAZY_USE_RATIO: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

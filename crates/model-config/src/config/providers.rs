@@ -94,11 +94,8 @@ struct Given<'a> {
     provider: Option<Provider>,
     is_fp16: bool,
     caching: bool,
-    cuda_graph: bool,
-    allow_cpu_fallback: bool,
-    exit_on_gpu_failure: bool,
-    cuda: Options,
     tensorrt: Options,
+    made: Providers,
 }
 
 impl<'a> Given<'a> {
@@ -116,16 +113,19 @@ impl<'a> Given<'a> {
                 .choice("ort_ep", &[("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)])?,
             is_fp16: parameters.choice("compute_precision", &[("fp32", false), ("fp16", true)])?.unwrap_or(false),
             caching: parameters.switch("enable_trt_caching", false)?,
-            cuda_graph: parameters.switch("enable_cuda_graph", false)?,
-            allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
-            exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
-            cuda: Options::new(),
+            made: Providers {
+                tensorrt: None,
+                cuda: Options::new(),
+                allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
+                cuda_graph: parameters.switch("enable_cuda_graph", false)?,
+                exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
+            },
             tensorrt: tensorrt.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect(),
         };
         for name in CUDA_PARAMETERS {
             if let Some(text) = parameters.text(name) {
                 let value = cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?;
-                given.cuda.insert(name.to_owned(), value);
+                given.made.cuda.insert(name.to_owned(), value);
             }
         }
         given.check_ours()?;
@@ -153,7 +153,7 @@ impl<'a> Given<'a> {
                     let (name, value) = tensorrt_option(name, value)?;
                     (&mut self.tensorrt, name, value.to_owned())
                 }
-                _ => (&mut self.cuda, name.as_str(), cuda_value(name, value).map_err(refused)?),
+                _ => (&mut self.made.cuda, name.as_str(), cuda_value(name, value).map_err(refused)?),
             };
             if let Some(other) = options.insert(name.to_owned(), value.clone()).filter(|other| *other != value) {
                 let allowed = format!("it is also given as '{other}': remove one");
@@ -167,12 +167,12 @@ impl<'a> Given<'a> {
     }
 
     fn check_ours(&self) -> Result<(), ConfigError> {
-        let given = |(name, _): &&(&str, &str)| self.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
+        let given = |(name, _): &&(&str, &str)| self.made.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
         let Some((name, from)) = OURS.iter().find(given) else { return Ok(()) };
         Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
     }
 
-    fn on_gpu(self) -> Result<Providers, ConfigError> {
+    fn on_gpu(mut self) -> Result<Providers, ConfigError> {
         let provider = self.provider.unwrap_or(Provider::Cuda);
         if provider == Provider::Cpu {
             let allowed = "instances of KIND_GPU run with 'cuda' or 'trt': set KIND_CPU to run on the CPU";
@@ -182,7 +182,7 @@ impl<'a> Given<'a> {
             let allowed = "only TensorRT computes in fp16: set 'ort_ep' to 'trt', or 'compute_precision' to 'fp32'";
             return Err(bad("compute_precision", "fp16", allowed));
         }
-        if self.cuda_graph {
+        if self.made.cuda_graph {
             self.check_graphs(provider)?;
         }
         if provider == Provider::Cuda {
@@ -206,13 +206,8 @@ impl<'a> Given<'a> {
             set("trt_timing_cache_enable", "1");
             set("trt_timing_cache_path", &dir);
         }
-        Ok(Providers {
-            tensorrt: (provider == Provider::TensorRt).then_some(tensorrt),
-            cuda: self.cuda,
-            allow_cpu_fallback: self.allow_cpu_fallback,
-            cuda_graph: self.cuda_graph,
-            exit_on_gpu_failure: self.exit_on_gpu_failure,
-        })
+        self.made.tensorrt = (provider == Provider::TensorRt).then_some(tensorrt);
+        Ok(self.made)
     }
 
     fn check_graphs(&self, provider: Provider) -> Result<(), ConfigError> {
@@ -236,13 +231,13 @@ impl<'a> Given<'a> {
             // The provider may come from the accelerators, which are named below.
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
             ("enable_trt_caching", self.caching),
-            ("enable_cuda_graph", self.cuda_graph),
-            ("exit_on_gpu_failure", self.exit_on_gpu_failure),
+            ("enable_cuda_graph", self.made.cuda_graph),
+            ("exit_on_gpu_failure", self.made.exit_on_gpu_failure),
         ];
         for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
             log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");
         }
-        for name in self.cuda.keys().chain(self.tensorrt.keys()) {
+        for name in self.made.cuda.keys().chain(self.tensorrt.keys()) {
             log::info!("option '{name}' has no effect: instances are of KIND_CPU");
         }
         for Accelerator { name, .. } in self.accelerators {
@@ -253,7 +248,7 @@ impl<'a> Given<'a> {
             return Err(bad("compute_precision", "fp16", allowed));
         }
         // Devices for tests belong to instances of KIND_CPU.
-        Ok(Providers { exit_on_gpu_failure: self.exit_on_gpu_failure, ..Providers::default() })
+        Ok(Providers { exit_on_gpu_failure: self.made.exit_on_gpu_failure, ..Providers::default() })
     }
 }
 

@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Int {
 
 /// Messages of Triton's protobuf schema. A field that is not written has protobuf's default.
 macro_rules! messages {
-    ($($name:ident { $($field:ident: $type:ty,)* })*) => {$(
+    ($($name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
         #[derive(Clone, Debug, Default, Deserialize)]
         #[serde(default)]
         pub struct $name {
@@ -100,10 +100,7 @@ messages! {
         priority_levels: Int,
         preserve_ordering: bool,
     }
-
-    ResponseCache {
-        enable: bool,
-    }
+    ResponseCache { enable: bool }
 
     Tensor {
         name: String,
@@ -112,10 +109,7 @@ messages! {
         reshape: Option<Reshape>,
         optional: bool,
     }
-
-    Reshape {
-        shape: Vec<Int>,
-    }
+    Reshape { shape: Vec<Int> }
 
     InstanceGroup {
         count: Int,
@@ -123,23 +117,15 @@ messages! {
         gpus: Vec<Int>,
         rate_limiter: RateLimiter,
     }
+    RateLimiter { resources: Vec<IgnoredAny> }
 
-    RateLimiter {
-        resources: Vec<IgnoredAny>,
-    }
-
-    TransactionPolicy {
-        decoupled: bool,
-    }
+    TransactionPolicy { decoupled: bool }
 
     Optimization {
         graph: GraphOptimization,
         execution_accelerators: Accelerators,
     }
-
-    GraphOptimization {
-        level: Int,
-    }
+    GraphOptimization { level: Int }
 
     Accelerators {
         gpu_execution_accelerator: Vec<Accelerator>,
@@ -181,10 +167,7 @@ messages! {
         preferred_batch_size: Vec<Int>,
         max_queue_delay_microseconds: Int,
     }
-
-    Direct {
-        max_queue_delay_microseconds: Int,
-    }
+    Direct { max_queue_delay_microseconds: Int }
 
     ControlInput {
         name: String,
@@ -199,9 +182,7 @@ messages! {
         data_type: String,
     }
 
-    Parameter {
-        string_value: String,
-    }
+    Parameter { string_value: String }
 }
 
 pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {

@@ -5,13 +5,11 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::durability::{Durability, StateStore};
-use super::parameters::Parameters;
+use super::parameters::{OF_OWN_SCHEDULING, Parameters};
 use super::partial::PartialConfig;
 use super::placement::{InstanceKind, Placement, slot_limits};
 use super::raw::{ConfigError, bad, field, unsigned};
-use super::scheduling::{
-    OF_OWN_SCHEDULING, OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, idle_margin,
-};
+use super::scheduling::{OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, idle_margin};
 
 /// A model's configuration, complete and checked: what is written or completed, and what follows from it.
 #[derive(Clone, Debug)]

@@ -31,22 +31,6 @@ const MAX_QUEUED: usize = 100;
 const MOST_WORKERS: usize = 1024;
 const MOST_PARKED: usize = 100;
 
-/// Parameters that a model with `sequence_batching` must not have.
-pub(super) const OF_OWN_SCHEDULING: [&str; 12] = [
-    "id_reuse",
-    "idle_sequence_cleanup",
-    "max_parked_sequences",
-    "max_queue_size",
-    "max_queued_requests_per_sequence",
-    "max_sequence_number",
-    "on_duplicate_start",
-    "park_ms",
-    "queue_timeout_ms",
-    POLL_WAIT,
-    "sequence_idle_timeout_ms",
-    "worker_count",
-];
-
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 // How long core may take, beyond the queue delay, to send what it has queued. Its threads wait for a CPU on a busy
 // machine, where 20 ms were not enough to keep two sequences apart. The margin only delays the second request of a
