@@ -4,8 +4,9 @@
 use rows::tensor::{DataType, Dims, WindowLayout};
 
 use super::error::{BindingError, Result, bad};
-use super::shapes::{INPUT, Listed, describe, is_batch, open_axes};
+use super::shapes::{INPUT, Listed, describe, is_batch};
 use crate::config::{Context, FirstRequest, TensorConfig, context_line};
+use crate::onnx::open_axes;
 
 /// The end of a sequence's last request, kept for the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +93,7 @@ pub(super) struct WrittenContext<'a> {
 impl<'a> WrittenContext<'a> {
     pub fn find(listed: Listed<'a>) -> Result<Option<Self>> {
         let Listed { config, tensor, info, .. } = listed;
-        let written = config.contexts.iter().find(|context| context.input == tensor.name);
-        let Some(written) = written else { return Ok(None) };
+        let Some(written) = config.context_of(&tensor.name) else { return Ok(None) };
         let axis = Search { listed, written }.axis()?;
         Ok(Some(Self { tensor, written, axis, window: written.window(info.dims[axis]) }))
     }

@@ -6,9 +6,9 @@ use super::bound::{BoundControl, BoundInput, Source, row_dims};
 use super::elements::element_bytes;
 use super::error::{BindingError, Result, wrong_dims};
 use super::requests::lengths_axis;
-use super::shapes::{batch_of_elements, check_type, missing, open_axes};
+use super::shapes::{batch_of_elements, check_type, missing};
 use crate::config::{Config, Control, ControlKind, StatePair};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, open_axes};
 
 /// The model's inputs, required ones first and then those with a default that the configuration names, and what feeds each
 /// so far.

@@ -13,11 +13,11 @@ use super::feeds::{Feeds, feed_without_requests};
 use super::generated::feed_generated;
 use super::repeat::{BoundRepeat, bind_repeat};
 use super::requests::{bind_trims, request_input, response_output};
-use super::shapes::{Listed, find_output, open_axes};
+use super::shapes::{Listed, find_output};
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
 use super::windows::{MostSteps, bound_steps, check_ends};
 use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, open_axes};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]

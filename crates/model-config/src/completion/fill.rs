@@ -3,10 +3,10 @@
 use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
 
-use super::batch::{BatchAxes, Known, batch_axis, open_axes};
+use super::batch::{BatchAxes, Known, batch_axis};
 use super::error::CompletionError;
 use crate::config::{Additions, Context, PartialConfig, StateDims, TensorConfig, context_line, state_dims_line};
-use crate::onnx::TensorInfo;
+use crate::onnx::{TensorInfo, open_axes};
 
 pub fn additions(known: &Known) -> Result<Additions, CompletionError> {
     let config = known.config;
@@ -107,7 +107,7 @@ fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionErr
     };
     let has_none = |info: &&TensorInfo| {
         let is_first_fixed = info.dims.first().is_some_and(|&dim| dim >= 0) && !known.is_constant(info);
-        is_first_fixed && !open_axes(info).into_iter().any(|axis| can_be_batch(info, axis))
+        is_first_fixed && !open_axes(&info.dims, None).into_iter().any(|axis| can_be_batch(info, axis))
     };
     let mut answers = known.signature.outputs.iter().filter(|info| known.is_of_responses(info));
     let Some(TensorInfo { name, data_type, dims, .. }) = answers.find(has_none) else { return Ok(()) };
@@ -122,8 +122,8 @@ fn dims_of_requests(
     batch_axis: Option<usize>,
 ) -> Result<Vec<i64>, CompletionError> {
     let (mut dims, contexts) = (info.dims.clone(), &config.contexts);
+    let context = config.context_of(&info.name);
     if let Some(window) = config.windows.of(&info.name) {
-        let context = contexts.iter().find(|context| context.input == info.name);
         let fits = |axis: usize| window.fits(dims[axis], context.map_or(0, |context| context.length));
         let can_be = |&axis: &usize| batch_axis != Some(axis) && fits(axis);
         let written = window.axis.or(context.and_then(|context| context.axis));
@@ -134,7 +134,7 @@ fn dims_of_requests(
         }
         return Ok(dims);
     }
-    if let Some(context) = contexts.iter().find(|context| context.input == info.name) {
+    if let Some(context) = context {
         // An axis that the input does not have is refused when the model is bound.
         let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;
         if let Some(dim) = dims.get_mut(axis) {

@@ -168,13 +168,17 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
+    pub fn context_of(&self, input: &str) -> Option<&Context> {
+        self.contexts.iter().find(|context| context.input == input)
+    }
+
     /// Whether a parameter of assignments, such as `input_context`, has one for this input.
     pub fn gives(&self, parameter: &str, input: &str) -> bool {
         match parameter {
             "constant_inputs" => self.constants.iter().any(|(name, _)| name == input),
             "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
             "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
-            "input_context" => self.contexts.iter().any(|context| context.input == input),
+            "input_context" => self.context_of(input).is_some(),
             INPUT_WINDOWS => self.windows.of(input).is_some(),
             "state_dims" => self.states.written_dims(input).is_some() || self.states.is_declared(input),
             "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use rows::tensor::DataType;
 use serde::de::{self, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// Why a configuration is refused. The texts go to whoever loads the model.
 #[derive(Debug, thiserror::Error)]
@@ -45,24 +46,11 @@ pub struct Int(pub i64);
 
 impl<'de> Deserialize<'de> for Int {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Form {
-            // serde takes the first form that fits.
-            Number(i64),
-            Large(u64),
-            Text(String),
-        }
+        let written = Value::deserialize(deserializer)?;
+        let text = written.as_str().map_or_else(|| written.to_string(), str::to_owned);
+        let number: i128 = text.parse().map_err(de::Error::custom)?;
         // Triton has unsigned fields. No value above i64::MAX makes a difference here.
-        let large = |number: u64| Self(i64::try_from(number).unwrap_or(i64::MAX));
-        match Form::deserialize(deserializer)? {
-            Form::Number(number) => Ok(Self(number)),
-            Form::Large(number) => Ok(large(number)),
-            Form::Text(text) => match text.parse() {
-                Ok(number) => Ok(Self(number)),
-                Err(error) => text.parse().map(large).map_err(|_| de::Error::custom(error)),
-            },
-        }
+        Ok(Self(number.clamp(i64::MIN.into(), i64::MAX.into()) as i64))
     }
 }
 
