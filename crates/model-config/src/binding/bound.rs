@@ -18,7 +18,6 @@ pub struct BoundInput {
     pub data_type: DataType,
     /// Dimensions in the model; -1 is open.
     pub dims: Vec<i64>,
-    /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
     pub source: Source,
 }
@@ -129,7 +128,6 @@ pub enum NewLength {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Inferences.
     Steps,
     Elements(InputAxis),
 }
@@ -142,7 +140,6 @@ pub struct InputAxis {
     pub axis: usize,
 }
 
-/// The axis along which a state grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowingAxis {
     pub state: usize,
@@ -160,7 +157,6 @@ pub struct RequestInput {
     pub optional: bool,
     /// Whether a sequence keeps it, so that only START must carry it.
     pub is_held: bool,
-    /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
     pub window: Option<BoundWindow>,
     /// The axis along which rows may have different lengths.
@@ -233,7 +229,6 @@ pub enum BoundControl {
     CorrelationId(DataType),
 }
 
-/// An output that is fetched.
 #[derive(Clone, Debug)]
 pub struct BoundOutput {
     pub name: String,
@@ -242,7 +237,6 @@ pub struct BoundOutput {
     pub form: ShapeForm,
     /// `None` if a dimension other than the batch axis is open.
     pub dims: Option<Vec<i64>>,
-    /// Whether responses may carry it.
     pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
@@ -250,7 +244,6 @@ pub struct BoundOutput {
     pub gathered: Option<Gathered>,
     /// The part that belongs to a row, if rows of different lengths share a batch; `None` for all.
     pub trim: Option<Trim>,
-    /// Its name as Triton takes it.
     pub c_name: CString,
     /// Whether it is only a state that stays where the run wrote it, so that nothing reads it after the run.
     pub is_only_kept: bool,

@@ -29,7 +29,6 @@ use super::tensors::{
 
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
-/// A configuration that may be incomplete.
 #[derive(Clone, Debug)]
 pub struct PartialConfig {
     pub model: String,
@@ -81,7 +80,6 @@ pub struct PartialConfig {
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
 }
 
-/// What completion adds to a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Additions {
     pub max_batch_size: Option<usize>,
@@ -259,7 +257,6 @@ impl PartialConfig {
         oldest.is_some_and(|oldest| oldest.max_candidate_sequences.0 == 0)
     }
 
-    /// Whether `sequence_batching` is there with the strategy `direct`.
     pub fn is_direct(&self) -> bool {
         self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 use super::parameters::Parameters;
-use super::raw::{ConfigError, ModelConfig, Oldest, SequenceBatching, bad, field, unsigned};
+use super::raw::{ConfigError, Int, ModelConfig, Oldest, SequenceBatching, bad, field, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,17 +50,14 @@ impl Scheduling {
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
-        let (strategy, written, delay_us) = match &batching.oldest {
-            None => {
-                let delay = batching.direct.max_queue_delay_microseconds;
-                (Strategy::Direct, 0, unsigned("sequence_batching.direct.max_queue_delay_microseconds", delay)?)
+        let (strategy, name, written, delay) = match &batching.oldest {
+            None => (Strategy::Direct, "direct", Int(0), batching.direct.max_queue_delay_microseconds),
+            Some(Oldest { max_candidate_sequences, max_queue_delay_microseconds, .. }) => {
+                (Strategy::Oldest, "oldest", *max_candidate_sequences, *max_queue_delay_microseconds)
             }
-            Some(Oldest { max_candidate_sequences, max_queue_delay_microseconds: delay, .. }) => (
-                Strategy::Oldest,
-                unsigned("sequence_batching.oldest.max_candidate_sequences", *max_candidate_sequences)?,
-                unsigned("sequence_batching.oldest.max_queue_delay_microseconds", *delay)?,
-            ),
         };
+        let written = unsigned("sequence_batching.oldest.max_candidate_sequences", written)?;
+        let delay_us = unsigned(&format!("sequence_batching.{name}.max_queue_delay_microseconds"), delay)?;
         // Core has so many slots for each instance, also with `oldest` if `max_candidate_sequences` isn't written.
         let candidates = if written > 0 { written } else { max_batch_size.max(1) };
         Ok(Self { strategy, candidates, queue_delay: Duration::from_micros(delay_us as u64).min(YEAR) })

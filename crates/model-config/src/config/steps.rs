@@ -20,7 +20,6 @@ pub struct Windows {
     pub most_steps: Option<usize>,
 }
 
-/// An input that is cut into windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     pub input: String,
