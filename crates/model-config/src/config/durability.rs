@@ -6,7 +6,7 @@ use std::time::Duration;
 use state_store::Location;
 
 use super::parameters::{OF_STATE_STORE, Parameters};
-use super::raw::{ConfigError, bad};
+use super::raw::{Result, bad};
 use super::scheduling::YEAR;
 
 const TTL_MS: u64 = 3_600_000;
@@ -70,7 +70,7 @@ impl StateStore {
         parameters: &Parameters,
         by_server: Option<&Location>,
         is_decoupled: bool,
-    ) -> Result<Option<Self>, ConfigError> {
+    ) -> Result<Option<Self>> {
         let read = |text| Location::new(text).map_err(|error| bad("state_store", hidden(text), error.to_string()));
         let location = parameters.text("state_store").map(read).transpose()?;
         let level = parameters.choice("durability", &LEVELS)?;
@@ -132,7 +132,7 @@ impl StateStore {
     }
 
     /// Refuses the parameters for a model that core schedules.
-    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<(), ConfigError> {
+    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<()> {
         // 'none' asks for what a model that core schedules has anyway.
         let is_none = |name: &str, text: &str| name == "durability" && text == "none";
         let given = OF_STATE_STORE.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));

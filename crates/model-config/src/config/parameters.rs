@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use stateful_convert::{BadPairs, StatePair};
 
-use super::raw::{ConfigError, Parameter, bad};
+use super::raw::{ConfigError, Parameter, Result, bad};
 
 // A misspelt parameter that is ignored could change answers silently, so a name that is in no list here is refused.
 const KNOWN: [&str; 55] = [
@@ -138,7 +138,7 @@ const OVMS_OPTIONS: [(&str, &str); 9] = [
 pub struct Parameters(BTreeMap<String, Parameter>);
 
 impl Parameters {
-    pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
+    pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self> {
         match written.keys().find(|name| !is_known(name)) {
             Some(name) => Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) }),
             None => Ok(Self(written)),
@@ -169,7 +169,7 @@ impl Parameters {
     }
 
     /// Refuses a parameter that contradicts another one, or that nothing would read.
-    pub fn refuse(&self, name: &'static str, why: &str) -> Result<(), ConfigError> {
+    pub fn refuse(&self, name: &'static str, why: &str) -> Result<()> {
         self.text(name).map_or(Ok(()), |text| Err(bad(name, text, why)))
     }
 
@@ -178,7 +178,7 @@ impl Parameters {
         name: &'static str,
         range: impl RangeBounds<T>,
         allowed: &str,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
@@ -187,12 +187,12 @@ impl Parameters {
     }
 
     /// A switch, written `0` or `1`.
-    pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+    pub fn switch(&self, name: &'static str, default: bool) -> Result<bool> {
         self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
     }
 
     /// A switch of OpenVINO Model Server, which writes `true` or `false`.
-    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool> {
         let words = [("true", true), ("false", false), ("1", true), ("0", false)];
         self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
@@ -205,14 +205,14 @@ impl Parameters {
         form: &str,
         alone: Option<&str>,
         read: impl Fn(String, Assigned) -> Result<T, String>,
-    ) -> Result<Vec<T>, ConfigError> {
+    ) -> Result<Vec<T>> {
         let Some(text) = self.text(name) else { return Ok(Vec::new()) };
         let assigned = assignments(text, form, alone);
         let values = assigned.and_then(|all| all.into_iter().map(|(name, value)| read(name, value)).collect());
         values.map_err(|why| bad(name, text, why))
     }
 
-    pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+    pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match words.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(Some(*value)),
@@ -260,7 +260,7 @@ pub fn similarity(one: &str, other: &str) -> Option<f64> {
     (similarity >= 0.5).then_some(similarity)
 }
 
-pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
+pub fn state_pairs(text: &str) -> Result<Vec<StatePair>> {
     stateful_convert::state_pairs(text).map_err(bad_pairs)
 }
 
@@ -295,14 +295,14 @@ fn starred<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
 }
 
 /// Reads `state_pair_patterns`, in the form of `state_pairs`.
-pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
+pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>> {
     const NAME: &str = "state_pair_patterns";
     const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name, or in neither, are expected";
     let pairs = state_pairs(text).map_err(|_| bad(NAME, text, FORM))?;
     pairs.into_iter().map(|pair| PairPattern::new(pair).ok_or_else(|| bad(NAME, text, FORM))).collect()
 }
 
-pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
+pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>> {
     stateful_convert::described_state_pairs(description).map_err(bad_pairs)
 }
 

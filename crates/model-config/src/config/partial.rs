@@ -18,7 +18,7 @@ use super::model::{Conversion, Join, SessionOptions, model_file};
 use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances};
 use super::providers::Providers;
-use super::raw::{self, ConfigError, unsigned};
+use super::raw::{self, Result, unsigned};
 use super::scheduling::check_core;
 use super::states::{StatePairs, States};
 use super::steps::{INPUT_WINDOWS, Repeat, Windows};
@@ -91,11 +91,11 @@ pub struct Additions {
 
 impl PartialConfig {
     /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
-    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &[u8]) -> Result<Self> {
         Self::new(serde_json::from_slice(json)?)
     }
 
-    pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
+    pub fn new(document: Map<String, Value>) -> Result<Self> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
         // Checked before `raw` is taken apart, but only an error if this backend schedules.
@@ -193,12 +193,7 @@ impl PartialConfig {
     /// Takes the tensors for ids and controls out of `inputs` and `outputs`. If `completes`, adds the inputs that are
     /// not listed to the document, and returns whether it added any. If the model has a tensor of such a name, it is
     /// the model's.
-    pub fn take_id_tensors(
-        &mut self,
-        model_inputs: &[&str],
-        model_outputs: &[&str],
-        completes: bool,
-    ) -> Result<bool, ConfigError> {
+    pub fn take_id_tensors(&mut self, model_inputs: &[&str], model_outputs: &[&str], completes: bool) -> Result<bool> {
         if !self.is_own {
             return Ok(false);
         }

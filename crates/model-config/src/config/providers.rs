@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::model::ARENA_SHRINKAGE;
 use super::parameters::{CUDA_PARAMETERS, Parameters, TENSORRT_PREFIX};
-use super::raw::{Accelerator, Accelerators, ConfigError, bad, field};
+use super::raw::{Accelerator, Accelerators, ConfigError, Result, bad, field};
 
 /// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_ac
 
 impl Providers {
     /// Reads and checks the options. `on_gpu`: some instances run on a GPU.
-    pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self> {
         let given = Given::new(parameters, &accelerators.gpu_execution_accelerator)?;
         if on_gpu { given.on_gpu() } else { given.on_cpu() }
     }
@@ -99,7 +99,7 @@ struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    fn new(parameters: &'a Parameters, accelerators: &'a [Accelerator]) -> Result<Self, ConfigError> {
+    fn new(parameters: &'a Parameters, accelerators: &'a [Accelerator]) -> Result<Self> {
         if parameters.text("trt_cache_dir").is_some_and(|dir| !dir.starts_with('/')) {
             parameters.refuse("trt_cache_dir", "an absolute path is expected")?;
         }
@@ -145,7 +145,7 @@ impl<'a> Given<'a> {
     }
 
     /// `optimization.execution_accelerators.gpu_execution_accelerator`, as Triton's onnxruntime backend reads it.
-    fn add(&mut self, accelerator: &Accelerator) -> Result<(), ConfigError> {
+    fn add(&mut self, accelerator: &Accelerator) -> Result<()> {
         for (name, value) in &accelerator.parameters {
             let refused = |allowed: String| field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed);
             let (options, name, value) = match accelerator.name.as_str() {
@@ -166,13 +166,13 @@ impl<'a> Given<'a> {
         self.check_ours()
     }
 
-    fn check_ours(&self) -> Result<(), ConfigError> {
+    fn check_ours(&self) -> Result<()> {
         let given = |(name, _): &&(&str, &str)| self.made.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
         let Some((name, from)) = OURS.iter().find(given) else { return Ok(()) };
         Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
     }
 
-    fn on_gpu(mut self) -> Result<Providers, ConfigError> {
+    fn on_gpu(mut self) -> Result<Providers> {
         let provider = self.provider.unwrap_or(Provider::Cuda);
         if provider == Provider::Cpu {
             let allowed = "instances of KIND_GPU run with 'cuda' or 'trt': set KIND_CPU to run on the CPU";
@@ -210,7 +210,7 @@ impl<'a> Given<'a> {
         Ok(self.made)
     }
 
-    fn check_graphs(&self, provider: Provider) -> Result<(), ConfigError> {
+    fn check_graphs(&self, provider: Provider) -> Result<()> {
         // A list that has no number would make no graph at all.
         let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
         if !self.parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
@@ -226,7 +226,7 @@ impl<'a> Given<'a> {
         self.parameters.refuse(ARENA_SHRINKAGE, why)
     }
 
-    fn on_cpu(self) -> Result<Providers, ConfigError> {
+    fn on_cpu(self) -> Result<Providers> {
         let gpu_only = [
             // The provider may come from the accelerators, which are named below.
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
@@ -254,7 +254,7 @@ impl<'a> Given<'a> {
 
 const CACHE_FOLDER: &str = "triton-stateful";
 
-fn default_cache_dir() -> Result<String, ConfigError> {
+fn default_cache_dir() -> Result<String> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     let parent = parent.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME names a folder".to_owned());
@@ -284,7 +284,7 @@ fn make_private(parent: &Path) -> Result<PathBuf, String> {
 }
 
 /// Turns names that only Triton's onnxruntime backend has into ONNX Runtime's.
-fn tensorrt_option<'a>(name: &'a str, value: &'a str) -> Result<(&'a str, &'a str), ConfigError> {
+fn tensorrt_option<'a>(name: &'a str, value: &'a str) -> Result<(&'a str, &'a str)> {
     let path = "gpu_execution_accelerator 'tensorrt', parameter 'precision_mode'";
     Ok(match (name, value) {
         ("precision_mode", "FP16") => ("trt_fp16_enable", "1"),

@@ -12,6 +12,8 @@ use serde::de::{self, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
 /// Why a configuration is refused. The texts go to whoever loads the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -173,7 +175,7 @@ messages! {
     Parameter { string_value: String }
 }
 
-pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
+pub(super) fn unsigned(name: &str, value: Int) -> Result<usize> {
     usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
 }
 
@@ -181,6 +183,6 @@ pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
     raw.iter().map(|dim| dim.0).collect()
 }
 
-pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
+pub(super) fn data_type(path: &str, name: &str) -> Result<DataType> {
     DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
 }

@@ -21,11 +21,11 @@ fn minimal() -> Value {
     })
 }
 
-fn parse(config: &Value) -> Result<Config, ConfigError> {
+fn parse(config: &Value) -> Result<Config> {
     Config::for_tests(config, &[])
 }
 
-fn with(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+fn with(parameters: &[(&str, &str)]) -> Result<Config> {
     Config::for_tests(&minimal(), parameters)
 }
 
@@ -172,7 +172,7 @@ fn what_cannot_be_served_is_refused_by_name() {
 }
 
 /// The minimal configuration without `sequence_batching`, with these parameters and this number of instances.
-fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Config, ConfigError> {
+fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Config> {
     let mut config = minimal();
     config.as_object_mut().unwrap().remove("sequence_batching");
     config["instance_group"] = json!([{ "kind": "KIND_CPU", "count": instances }]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 use super::parameters::Parameters;
-use super::raw::{ConfigError, Int, ModelConfig, Oldest, SequenceBatching, bad, field, unsigned};
+use super::raw::{Int, ModelConfig, Oldest, Result, SequenceBatching, bad, field, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) struct Scheduling {
 }
 
 impl Scheduling {
-    pub(super) fn new(batching: &SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
+    pub(super) fn new(batching: &SequenceBatching, max_batch_size: usize) -> Result<Self> {
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
@@ -82,7 +82,7 @@ impl fmt::Display for Padding {
 
 impl Padding {
     /// `always_pad_to_max_batch`: to the next `preferred_batch_size`, else to `most`, the most rows of a run.
-    pub(super) fn new(parameters: &Parameters, batching: &SequenceBatching, most: usize) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, batching: &SequenceBatching, most: usize) -> Result<Self> {
         if !parameters.switch("always_pad_to_max_batch", false)? || most == 0 {
             return Ok(Self::default());
         }
@@ -101,7 +101,7 @@ impl Padding {
 }
 
 /// How much longer a sequence may be idle here than in core; at least `quiet`.
-pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
+pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration> {
     // Its last request may still wait in core's queue, and would be refused if the sequence ended before.
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
@@ -141,7 +141,7 @@ impl fmt::Display for OwnScheduling {
 
 impl OwnScheduling {
     /// `scans`: what the server's command line says of the time between two scans.
-    pub(super) fn new(parameters: &Parameters, scans: Option<IdleRule>) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, scans: Option<IdleRule>) -> Result<Self> {
         let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
         let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
         let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
@@ -180,7 +180,7 @@ pub fn scans(text: &str) -> Option<IdleRule> {
 }
 
 /// `sequence_idle_timeout_ms` if it is given, the rule of OpenVINO Model Server if one of its options is, else a time.
-fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<IdleRule, ConfigError> {
+fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<IdleRule> {
     let read = |text| scans(text).ok_or_else(|| bad(POLL_WAIT, text, "a number of minutes, 0 or more, is expected"));
     let scans = parameters.text(POLL_WAIT).map(read).transpose()?.or(by_server);
     let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
@@ -196,7 +196,7 @@ fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<Idl
     })
 }
 
-fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, ConfigError> {
+fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>> {
     const MOST: &str = "max_parked_sequences";
     let time = parameters.number("park_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
     let most = parameters.number(MOST, 1usize.., "a number of sequences, 1 or more,")?;
@@ -211,7 +211,7 @@ fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, C
 }
 
 /// Refuses what core would do in front of the backend that breaks sequences.
-pub(super) fn check_core(raw: &ModelConfig) -> Result<(), ConfigError> {
+pub(super) fn check_core(raw: &ModelConfig) -> Result<()> {
     if raw.response_cache.enable {
         let why = "core would answer a request of one sequence with the answer of another: leave it out";
         return Err(field("response_cache.enable", "true", why));

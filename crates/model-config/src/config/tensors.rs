@@ -7,7 +7,7 @@ use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};
 
 use super::parameters::{Parameters, parameter_line, with_axis};
-use super::raw::{self, ConfigError, data_type, field};
+use super::raw::{self, Result, data_type, field};
 
 /// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
 pub const ID_TENSOR: &str = "sequence_id";
@@ -97,12 +97,12 @@ pub struct FalseTrue {
     pub yes: f64,
 }
 
-pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
+pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>> {
     let all = raw.iter().flat_map(|input| input.control.iter().map(move |control| (&input.name, control)));
     all.map(|(name, control)| Ok(Control { name: name.clone(), kind: control_kind(name, control)? })).collect()
 }
 
-fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
+fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind> {
     let path = format!("control_input '{name}'");
     let flag = match control.kind.as_str() {
         "CONTROL_SEQUENCE_START" => Flag::Start,
@@ -129,7 +129,7 @@ fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, ConfigError> {
+pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>> {
     let mut tensors: Vec<TensorConfig> = Vec::with_capacity(raw.len());
     for tensor in raw {
         let data_type = data_type(&format!("{list} '{}'.data_type", tensor.name), &tensor.data_type)?;
@@ -150,7 +150,7 @@ pub(super) fn take_tensor(
     tensors: &mut Vec<TensorConfig>,
     of_model: &[&str],
     wanted: &TensorConfig,
-) -> Result<bool, ConfigError> {
+) -> Result<bool> {
     let name = wanted.name.as_str();
     let Some(at) = tensors.iter().position(|tensor| tensor.name == name && !of_model.contains(&name)) else {
         return Ok(false);
@@ -241,7 +241,7 @@ pub struct Ragged {
 
 const CONTEXT: &str = "input_context";
 
-pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
+pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>> {
     const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
                         separated by spaces or commas, is expected";
     parameters.assigned(CONTEXT, FORM, None, |input, value| {
@@ -268,7 +268,7 @@ pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigEr
 }
 
 /// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them.
-pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
     // The values stay text, because only the model says their data type.
     parameters.assigned("constant_inputs", FORM, None, |name, value| Ok((name, value.values(FORM)?)))
@@ -328,7 +328,7 @@ impl fmt::Display for Context {
 }
 
 impl Ragged {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const OUTPUTS: &str = "padded_outputs";
         const INPUT_FORM: &str =
             "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    fn config(parameters: &[(&str, &str)]) -> Result<Config> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
         Config::for_tests(&config, parameters)
     }
