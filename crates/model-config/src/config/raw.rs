@@ -186,3 +186,22 @@ pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
 pub(super) fn data_type(path: &str, name: &str) -> Result<DataType> {
     DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_integer_is_a_number_or_its_digits() {
+        let read = |json: &str| serde_json::from_str::<Int>(json).map(|number| number.0).ok();
+        for (json, number) in [("-3", -3), ("\"-1\"", -1), ("0", 0), ("\"64\"", 64)] {
+            assert_eq!(read(json), Some(number), "{json}");
+        }
+        for large in [u64::MAX.to_string(), format!("\"{}\"", u64::MAX)] {
+            assert_eq!(read(&large), Some(i64::MAX), "{large}");
+        }
+        for json in ["1.0", "\"\"", "\"x\"", "\"1.5\"", "true", "null", "[1]", "{}"] {
+            assert_eq!(read(json), None, "{json}");
+        }
+    }
+}
