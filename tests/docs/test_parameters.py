@@ -9,7 +9,7 @@ from support.paths import ROOT
 
 def names(file: str, constant: str) -> list[str]:
     """The names in a list of strings of the code."""
-    [listed] = re.findall(rf"const {constant}: [^=]* = \[(.*?)\];", (ROOT / file).read_text(), re.DOTALL)
+    [listed] = re.findall(rf"const {constant}: [^=]* =\s+\[(.*?)\];", (ROOT / file).read_text(), re.DOTALL)
     return re.findall(r'"([^"]+)"', listed)
 
 
@@ -20,7 +20,8 @@ def documented(page: str) -> set[str]:
 
 
 FILE = "crates/model-config/src/config/parameters.rs"
-PARAMETERS = names(FILE, "KNOWN") + names(FILE, "CUDA_PARAMETERS")
+LISTS = ["KNOWN", "OF_OWN_SCHEDULING", "OF_STATE_STORE", "LAZY_SIZES", "CUDA_PARAMETERS"]
+PARAMETERS = [name for constant in LISTS for name in names(FILE, constant)]
 #: The page has it in a sentence, as it has no effect.
 WITHOUT_EFFECT = "error_inject_rate"
 

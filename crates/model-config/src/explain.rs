@@ -5,7 +5,7 @@ use comfy_table::{Table, presets};
 use rows::tensor::StorageType;
 
 use crate::binding::{
-    Binding, BoundControl, BoundState, Flag, Gathered, RequestInput, ShapeForm, Source, StatePlace, TrimBy,
+    Binding, BoundControl, BoundState, Gathered, RequestInput, ShapeForm, Source, StatePlace, TrimBy,
 };
 use crate::completion::Origins;
 use crate::config::{Config, FirstRequest, PairsFrom, StatePair};
@@ -83,7 +83,8 @@ impl Explained<'_> {
                 let state = &self.binding.states[*number];
                 (format!("state, from {}", self.binding.outputs[state.output].name), self.why(state))
             }
-            Source::Control(control) => (format!("control {}", noun(control)), "'control_input'"),
+            Source::Control(BoundControl::Flag { flag, .. }) => (format!("control {flag}"), "'control_input'"),
+            Source::Control(BoundControl::CorrelationId(_)) => ("control CORRID".to_owned(), "'control_input'"),
             Source::Generated(generated) => (format!("generated: {}", generated.written), "'generated_inputs'"),
             Source::Constant(_) => ("constant".to_owned(), "'constant_inputs'"),
         };
@@ -213,13 +214,4 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
     let name = |axis: usize| symbols.get(axis).filter(|symbol| !symbol.is_empty()).map_or("?", String::as_str);
     let dim = |(axis, &dim): (usize, &i64)| if dim < 0 { name(axis).to_owned() } else { dim.to_string() };
     format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
-}
-
-const fn noun(control: &BoundControl) -> &'static str {
-    match control {
-        BoundControl::Flag { flag: Flag::Start, .. } => "START",
-        BoundControl::Flag { flag: Flag::End, .. } => "END",
-        BoundControl::Flag { flag: Flag::Ready, .. } => "READY",
-        BoundControl::CorrelationId(_) => "CORRID",
-    }
 }

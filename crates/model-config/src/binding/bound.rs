@@ -9,7 +9,7 @@ use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, Win
 
 use super::context::{BoundContext, BoundWindow};
 use super::shapes::ShapeForm;
-use crate::config::FirstRequest;
+use crate::config::{FirstRequest, Flag};
 use crate::onnx::TensorInfo;
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,6 @@ pub struct BoundInput {
     pub data_type: DataType,
     /// Dimensions in the model; -1 is open.
     pub dims: Vec<i64>,
-    /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
     pub source: Source,
 }
@@ -106,27 +105,17 @@ pub struct Generated {
 /// What a generated input holds. A counter has its index in `Binding::counters`, and its value from before the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratedValue {
-    Count {
-        counter: usize,
-    },
+    /// One number, the counter's.
+    Count { counter: usize },
     /// A value for each element of an input, from the counter's up.
-    Positions {
-        counter: usize,
-        of: InputAxis,
-    },
+    Positions { counter: usize, of: InputAxis },
     /// The length of a growing state before the run.
     Length(GrowingAxis),
     /// 1 for each element of a growing state, then 1 for each new element.
-    Mask {
-        state: GrowingAxis,
-        new: NewLength,
-    },
+    Mask { state: GrowingAxis, new: NewLength },
     /// As many ones as the counter has, with the factor and the addend, at the end of `length` elements, and 0 in front of
     /// them.
-    Last {
-        counter: usize,
-        length: usize,
-    },
+    Last { counter: usize, length: usize },
 }
 
 /// How many elements a run adds to a state.
@@ -139,7 +128,6 @@ pub enum NewLength {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Inferences.
     Steps,
     Elements(InputAxis),
 }
@@ -152,7 +140,6 @@ pub struct InputAxis {
     pub axis: usize,
 }
 
-/// The axis along which a state grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowingAxis {
     pub state: usize,
@@ -170,7 +157,6 @@ pub struct RequestInput {
     pub optional: bool,
     /// Whether a sequence keeps it, so that only START must carry it.
     pub is_held: bool,
-    /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
     pub window: Option<BoundWindow>,
     /// The axis along which rows may have different lengths.
@@ -238,24 +224,11 @@ pub enum Gathered {
 #[derive(Clone, Debug)]
 pub enum BoundControl {
     /// The element `yes` if the request has the flag, else `no`.
-    Flag {
-        flag: Flag,
-        no: Vec<u8>,
-        yes: Vec<u8>,
-    },
+    Flag { flag: Flag, no: Vec<u8>, yes: Vec<u8> },
+    /// The sequence id, as this type.
     CorrelationId(DataType),
 }
 
-/// What a control input tells the model of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flag {
-    Start,
-    End,
-    /// It is a request and no padding.
-    Ready,
-}
-
-/// An output that is fetched.
 #[derive(Clone, Debug)]
 pub struct BoundOutput {
     pub name: String,
@@ -264,7 +237,6 @@ pub struct BoundOutput {
     pub form: ShapeForm,
     /// `None` if a dimension other than the batch axis is open.
     pub dims: Option<Vec<i64>>,
-    /// Whether responses may carry it.
     pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
@@ -272,7 +244,6 @@ pub struct BoundOutput {
     pub gathered: Option<Gathered>,
     /// The part that belongs to a row, if rows of different lengths share a batch; `None` for all.
     pub trim: Option<Trim>,
-    /// Its name as Triton takes it.
     pub c_name: CString,
     /// Whether it is only a state that stays where the run wrote it, so that nothing reads it after the run.
     pub is_only_kept: bool,

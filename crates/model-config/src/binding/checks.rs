@@ -20,11 +20,11 @@ use stateful_convert::{
 use super::bound::{BoundInput, BoundOutput, BoundState, RequestInput, Source, StepsMultiple};
 use super::error::{BindingError, Result, bad};
 use super::model::Binding;
-use super::shapes::{is_batch, open_axes, state_dims};
+use super::shapes::{is_batch, state_dims};
 use crate::config::{
     Config, DeclaredState, INPUT_WINDOWS, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,
 };
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, open_axes};
 
 /// An input of fewer elements along its only axis is hardly a chunk of time.
 const LEAST_CHUNK: usize = 64;

@@ -4,8 +4,9 @@
 use rows::tensor::{DataType, Dims, WindowLayout};
 
 use super::error::{BindingError, Result, bad};
-use super::shapes::{INPUT, Listed, describe, is_batch, open_axes};
+use super::shapes::{INPUT, Listed, describe, is_batch};
 use crate::config::{Context, FirstRequest, TensorConfig, context_line};
+use crate::onnx::open_axes;
 
 /// The end of a sequence's last request, kept for the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,20 +83,15 @@ impl BoundWindow {
 
 /// An entry of `input_context` whose axis is found.
 pub(super) struct WrittenContext<'a> {
-    tensor: &'a TensorConfig,
+    listed: Listed<'a>,
     written: &'a Context,
     axis: usize,
-    /// The model's window there; -1 is open.
-    window: i64,
 }
 
 impl<'a> WrittenContext<'a> {
     pub fn find(listed: Listed<'a>) -> Result<Option<Self>> {
-        let Listed { config, tensor, info, .. } = listed;
-        let written = config.contexts.iter().find(|context| context.input == tensor.name);
-        let Some(written) = written else { return Ok(None) };
-        let axis = Search { listed, written }.axis()?;
-        Ok(Some(Self { tensor, written, axis, window: written.window(info.dims[axis]) }))
+        let Some(written) = listed.config.context_of(&listed.tensor.name) else { return Ok(None) };
+        Ok(Some(Self { listed, written, axis: Search { listed, written }.axis()? }))
     }
 
     /// Takes the context off the model's dims.
@@ -106,7 +102,7 @@ impl<'a> WrittenContext<'a> {
     /// Undoes [`WrittenContext::take_off`] in dims that the configuration may have fixed meanwhile.
     pub fn put_back(&self, dims: &mut [i64]) {
         if self.written.first == FirstRequest::Whole {
-            dims[self.axis] = self.window;
+            dims[self.axis] = self.written.window(self.listed.info.dims[self.axis]);
         } else if dims[self.axis] >= 0 {
             dims[self.axis] += self.written.length as i64;
         }
@@ -122,7 +118,7 @@ impl<'a> WrittenContext<'a> {
 
     /// The context of an input with these dims in the model.
     pub fn bind(&self, model: &[i64], batch_axis: Option<usize>) -> Result<BoundContext> {
-        let (tensor, axis, length, first) = (self.tensor, self.axis, self.written.length, self.written.first);
+        let (tensor, axis, length, first) = (self.listed.tensor, self.axis, self.written.length, self.written.first);
         let mut row = model.to_vec();
         row[axis] = length as i64;
         let why = if tensor.optional {

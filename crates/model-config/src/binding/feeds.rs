@@ -2,13 +2,13 @@
 
 use rows::tensor::{DataType, Dims, element_count};
 
-use super::bound::{BoundControl, BoundInput, Flag, Source, row_dims};
+use super::bound::{BoundControl, BoundInput, Source, row_dims};
 use super::elements::element_bytes;
 use super::error::{BindingError, Result, wrong_dims};
 use super::requests::lengths_axis;
-use super::shapes::{batch_of_elements, check_type, missing, open_axes};
-use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair};
-use crate::onnx::{Signature, TensorInfo};
+use super::shapes::{batch_of_elements, check_type, missing};
+use crate::config::{Config, Control, ControlKind, StatePair};
+use crate::onnx::{Signature, TensorInfo, open_axes};
 
 /// The model's inputs, required ones first and then those with a default that the configuration names, and what feeds each
 /// so far.
@@ -21,13 +21,11 @@ pub(super) struct Feeds<'a> {
 impl<'a> Feeds<'a> {
     pub(super) fn new(config: &Config, pairs: &[StatePair], signature: &'a Signature) -> Self {
         // The others are left out from the beginning, so that an index here is the one in the binding.
+        let taken = config.taken();
         let is_named = |name: &str| {
             config.inputs.iter().any(|input| input.name == name)
                 || pairs.iter().any(|pair| pair.input == name)
-                || config.controls.iter().any(|control| control.name == name)
-                || config.constants.iter().any(|(constant, _)| constant == name)
-                || config.generated.iter().any(|generated| generated.input == name)
-                || config.ragged.inputs.iter().any(|padded| padded.lengths == name)
+                || taken.contains(&name)
         };
         let named = signature.defaults.iter().filter(|info| is_named(&info.name));
         let infos: Vec<_> = signature.inputs.iter().chain(named).collect();
@@ -109,27 +107,24 @@ impl Source {
 
 fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput> {
     let what = format!("control_input '{}'", control.name);
-    let flag = |flag: Flag, values: FalseTrue| {
-        let element = |value: f64| {
-            let read = match info.data_type {
-                // Any number except 0 is true. `element_bytes` would refuse -1.
-                DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
-                data_type => element_bytes(data_type, &value.to_string()),
-            };
-            read.map_err(|why| BindingError::Control { name: control.name.clone(), why })
+    let element = |value: f64| {
+        let read = match info.data_type {
+            // Any number except 0 is true. `element_bytes` would refuse -1.
+            DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
+            data_type => element_bytes(data_type, &value.to_string()),
         };
-        let (no, yes) = (element(values.no)?, element(values.yes)?);
-        // Both are compared: 2048 and 2049 are one number of TYPE_FP16, and 0 and -0 have different bytes.
-        if no == yes || values.no == values.yes {
-            let (name, model) = (control.name.clone(), info.data_type);
-            return Err(BindingError::EqualControls { name, no: values.no, yes: values.yes, model });
-        }
-        Ok(BoundControl::Flag { flag, no, yes })
+        read.map_err(|why| BindingError::Control { name: control.name.clone(), why })
     };
     let source = match control.kind {
-        ControlKind::Start(values) => flag(Flag::Start, values)?,
-        ControlKind::End(values) => flag(Flag::End, values)?,
-        ControlKind::Ready(values) => flag(Flag::Ready, values)?,
+        ControlKind::Flag(flag, values) => {
+            let (no, yes) = (element(values.no)?, element(values.yes)?);
+            // Both are compared: 2048 and 2049 are one number of TYPE_FP16, and 0 and -0 have different bytes.
+            if no == yes || values.no == values.yes {
+                let (name, model) = (control.name.clone(), info.data_type);
+                return Err(BindingError::EqualControls { name, no: values.no, yes: values.yes, model });
+            }
+            BoundControl::Flag { flag, no, yes }
+        }
         ControlKind::CorrelationId(data_type) => {
             check_type(what.clone(), data_type, info.data_type)?;
             BoundControl::CorrelationId(data_type)

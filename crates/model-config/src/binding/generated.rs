@@ -11,9 +11,9 @@ use super::bound::{
 use super::elements::element_bytes;
 use super::error::{BindingError, Result, bad, names};
 use super::feeds::Feeds;
-use super::shapes::{describe, is_batch, open_axes};
+use super::shapes::{describe, is_batch};
 use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
-use crate::onnx::TensorInfo;
+use crate::onnx::{TensorInfo, open_axes};
 
 /// Feeds the generated inputs. Returns what has to be counted for them.
 pub(super) fn feed_generated(

@@ -9,9 +9,9 @@ use super::bound::{BoundOutput, BoundState, Initial, InitialContent};
 use super::elements::{element_bytes, read_npz};
 use super::error::{BindingError, Result, names};
 use super::model::{Binding, StepSpec, input_spec, output_spec};
-use super::shapes::{check_type, describe, open_axes};
+use super::shapes::{check_type, describe};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
-use crate::onnx::{Signature, TensorInfo, agree, all_agree};
+use crate::onnx::{Signature, TensorInfo, agree, all_agree, open_axes};
 
 impl Initial {
     /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros.

@@ -23,7 +23,7 @@ mod states;
 mod windows;
 
 pub use bound::{
-    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Flag, Gathered, Generated, GrowingAxis, Initial,
+    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Gathered, Generated, GrowingAxis, Initial,
     InitialContent, InputAxis, NewLength, RequestInput, Source, StatePlace, StepsMultiple, TrimBy,
 };
 pub use context::{BoundContext, BoundWindow};
@@ -36,6 +36,8 @@ pub use shapes::ShapeForm;
 pub use state_api::{StateApi, StateTensor};
 pub use states::GrowingPadding;
 pub use windows::MostSteps;
+
+pub use crate::config::Flag;
 
 #[cfg(test)]
 mod feature_tests;

@@ -13,11 +13,11 @@ use super::feeds::{Feeds, feed_without_requests};
 use super::generated::feed_generated;
 use super::repeat::{BoundRepeat, bind_repeat};
 use super::requests::{bind_trims, request_input, response_output};
-use super::shapes::{Listed, find_output, open_axes};
+use super::shapes::{Listed, find_output};
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
 use super::windows::{MostSteps, bound_steps, check_ends};
 use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
-use crate::onnx::{Signature, TensorInfo};
+use crate::onnx::{Signature, TensorInfo, open_axes};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]
@@ -34,7 +34,6 @@ pub struct Binding {
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
     pub most_steps: MostSteps,
-    /// What a step gives to the next one of the same request, if the model has `repeat`.
     pub repeat: Option<BoundRepeat>,
     pub is_cut: bool,
     pub answers_each_step: bool,
@@ -125,12 +124,10 @@ impl Binding {
         }
     }
 
-    /// Those that requests carry, in their order.
     pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> + Clone {
         self.inputs.iter().filter_map(|input| Some((input, input.request()?)))
     }
 
-    /// The contexts, with the index of their input.
     pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> + Clone {
         let requests = self.inputs.iter().enumerate().filter_map(|(index, input)| Some((index, input.request()?)));
         requests.filter_map(|(index, request)| Some((index, request, request.context?)))
@@ -140,7 +137,6 @@ impl Binding {
         self.request_inputs().filter_map(|(input, request)| Some((input, request, request.window?)))
     }
 
-    /// Whether a request may make several steps.
     pub fn makes_steps(&self) -> bool {
         self.is_cut || self.repeat.is_some()
     }

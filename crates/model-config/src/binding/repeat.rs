@@ -2,11 +2,11 @@
 
 use rows::tensor::DataType;
 
-use super::bound::{BoundInput, BoundOutput, BoundState, Flag, fetched};
+use super::bound::{BoundInput, BoundOutput, BoundState, fetched};
 use super::elements::element_bytes;
 use super::error::{Result, bad};
 use super::shapes::{ShapeForm, describe};
-use crate::config::{Config, Feed, REPEAT, REPEAT_UNTIL, Stop};
+use crate::config::{Config, Feed, Flag, REPEAT, REPEAT_UNTIL, Stop};
 use crate::onnx::{Signature, TensorInfo, agree};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

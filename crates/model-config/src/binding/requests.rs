@@ -6,12 +6,10 @@ use rows::tensor::{DataType, Dims};
 use super::bound::{BoundInput, BoundOutput, RequestInput, Source, Trim, TrimBy, fetched};
 use super::context::WrittenContext;
 use super::error::{BindingError, Result, bad};
-use super::shapes::{
-    INPUT, Listed, ShapeForm, batch_of_elements, check_type, describe, empty_dims, find_output, open_axes,
-};
+use super::shapes::{INPUT, Listed, ShapeForm, batch_of_elements, check_type, describe, empty_dims, find_output};
 use super::windows::{WrittenWindow, match_steps, opened, without_steps};
 use crate::config::{Config, PaddedInput, PaddedOutput};
-use crate::onnx::{Signature, TensorInfo, all_agree};
+use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};
 
 /// Binds an input of requests; `has_default` says that the model has a value for it.
 pub(super) fn request_input(listed: Listed, has_default: bool) -> Result<BoundInput> {

@@ -5,7 +5,7 @@ use stateful_convert::is_batch_name;
 
 use super::error::{BindingError, Result};
 use crate::config::{Config, StateDims, TensorConfig};
-use crate::onnx::{Signature, TensorInfo, all_agree};
+use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};
 
 /// How a request's shape relates to the shape in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,11 +140,6 @@ pub(super) fn find_output<'a>(signature: &'a Signature, name: &str, named_by: &'
 
 pub(super) fn missing(named_by: &'static str, name: &str, side: &'static str, has: Vec<&str>) -> BindingError {
     BindingError::Missing { named_by, name: name.to_owned(), side, has: has.join(", ") }
-}
-
-/// The dimensions that the model leaves open, without the batch.
-pub(super) fn open_axes(dims: &[i64], batch_axis: Option<usize>) -> Vec<usize> {
-    (0..dims.len()).filter(|&axis| dims[axis] < 0 && Some(axis) != batch_axis).collect()
 }
 
 /// An entry of `state_dims` to write for a state.

@@ -9,9 +9,9 @@ use super::bound::{
 };
 use super::error::{BindingError, Result, bad, wrong_dims};
 use super::feeds::Feeds;
-use super::shapes::{batches, check_type, describe, empty_dims, find_output, is_batch, open_axes, state_dims};
+use super::shapes::{batches, check_type, describe, empty_dims, find_output, is_batch, state_dims};
 use crate::config::{Config, DeclaredState, GROWING_PADDING, InitialSources, StateDims, StatePair, state_dims_line};
-use crate::onnx::{Signature, TensorInfo, all_agree};
+use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};
 
 pub(super) struct StateBinder<'a> {
     pub config: &'a Config,

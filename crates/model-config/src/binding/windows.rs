@@ -2,12 +2,12 @@
 
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
-use super::bound::{BoundInput, BoundOutput, Flag, Gathered, row_dims};
+use super::bound::{BoundInput, BoundOutput, Gathered, row_dims};
 use super::context::BoundWindow;
 use super::error::{BindingError, Result, bad};
-use super::shapes::{INPUT, Listed, ShapeForm, configured, describe, open_axes};
-use crate::config::{Config, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
-use crate::onnx::TensorInfo;
+use super::shapes::{INPUT, Listed, ShapeForm, configured, describe};
+use crate::config::{Config, Flag, INPUT_WINDOWS, MAX_STEPS, REPEAT, TensorConfig, USUAL_MOST_STEPS, Window};
+use crate::onnx::{TensorInfo, open_axes};
 
 /// Bytes that the outputs of a request may have together, unless `max_steps_per_request` allows more.
 const MOST_ANSWER_BYTES: usize = 256 << 20;
@@ -32,7 +32,7 @@ impl<'a> WrittenWindow<'a> {
     pub fn find(listed: Listed<'a>) -> Result<Option<Self>> {
         let Listed { config, tensor, info, .. } = listed;
         let Some(written) = config.windows.of(&tensor.name) else { return Ok(None) };
-        let context = config.contexts.iter().find(|context| context.input == tensor.name);
+        let context = config.context_of(&tensor.name);
         let (length, context_axis) = context.map_or((0, None), |context| (context.length, context.axis));
         let of_model = &info.dims;
         let fits = |&axis: &usize| {
@@ -83,7 +83,7 @@ impl<'a> WrittenWindow<'a> {
     ) -> Result<BoundWindow> {
         let Window { length, pads, input, .. } = self.written;
         let axis = self.axis;
-        let context = config.contexts.iter().find(|context| context.input == *input);
+        let context = config.context_of(input);
         let mut row = model.to_vec();
         row[axis] = 1;
         let layout = WindowLayout::new(tensor.data_type, &row, batch_axis, axis);

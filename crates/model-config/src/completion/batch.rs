@@ -4,7 +4,7 @@
 use stateful_convert::is_batch_name;
 
 use crate::config::{PartialConfig, StateDims, StatePair, TensorConfig, state_dims_line};
-use crate::onnx::{Nodes, Signature, TensorInfo};
+use crate::onnx::{Nodes, Signature, TensorInfo, open_axes};
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -98,7 +98,7 @@ impl<'a> Known<'a> {
         }
         // Requests with a second open dimension have a length there, so that of a state is rather the batch.
         let inputs = &self.signature.inputs;
-        let have_lengths = inputs.iter().any(|info| self.is_of_requests(info) && open_axes(info).len() > 1);
+        let have_lengths = inputs.iter().any(|info| self.is_of_requests(info) && open_axes(&info.dims, None).len() > 1);
         let doubtful = |info: &TensorInfo| {
             let axis = batch_axis(info, symbol, true)?;
             let is_doubtful = !info.symbols[axis].is_empty() || info.dims.contains(&1) || !have_lengths;
@@ -160,7 +160,7 @@ impl<'a> Known<'a> {
             if self.is_state(info) {
                 info.symbols.iter().take(2).any(|name| name == symbol)
             } else {
-                !self.is_of_requests(info) || open_axes(info).is_empty() || is_behind(info)
+                !self.is_of_requests(info) || open_axes(&info.dims, None).is_empty() || is_behind(info)
             }
         };
         self.shared_symbols() != [symbol] || !self.signature.inputs.iter().all(agrees)
@@ -185,7 +185,9 @@ impl BatchAxes {
         };
         let of_input = |info: &TensorInfo| {
             // Requests that share a run share what has no open dimension.
-            if known.taken.contains(&info.name.as_str()) || (open_axes(info).is_empty() && known.is_of_requests(info)) {
+            if known.taken.contains(&info.name.as_str())
+                || (open_axes(&info.dims, None).is_empty() && known.is_of_requests(info))
+            {
                 Some(None)
             } else if known.is_state(info) {
                 of_state(info)
@@ -198,14 +200,14 @@ impl BatchAxes {
         let request_axes: Vec<usize> = of_requests().filter_map(|(_, &axis)| axis).collect();
         // Of the requests' other dimensions, such as the steps.
         let other_symbols: Vec<&str> = of_requests()
-            .flat_map(|(info, &batch)| open_axes(info).into_iter().map(move |axis| (info, batch, axis)))
+            .flat_map(|(info, &batch)| open_axes(&info.dims, None).into_iter().map(move |axis| (info, batch, axis)))
             .filter(|&(_, batch, axis)| Some(axis) != batch)
             .map(|(info, _, axis)| info.symbol(axis))
             .filter(|symbol| !symbol.is_empty())
             .collect();
         let of_output = |info: &TensorInfo| {
             // Every row has the same value.
-            if open_axes(info).is_empty() && known.is_constant(info) {
+            if open_axes(&info.dims, None).is_empty() && known.is_constant(info) {
                 return Some(None);
             }
             if info.dims.is_empty() {
@@ -245,7 +247,7 @@ pub fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Op
     if (0..info.dims.len()).any(is_named) {
         return named_axis(info, symbol);
     }
-    match *open_axes(info).as_slice() {
+    match *open_axes(&info.dims, None).as_slice() {
         // A state may have its batch anywhere, but not in a dimension with another name, unless both are usual ones.
         [axis] if is_state && (symbol.is_none() || info.symbol(axis).is_empty()) => Some(axis),
         [axis] if is_state && symbol.is_some_and(is_batch_name) && is_batch_name(info.symbol(axis)) => Some(axis),
@@ -256,24 +258,20 @@ pub fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Op
 
 /// Whether several dimensions of a state can be the batch, and nothing says which.
 fn is_unclear(info: &TensorInfo) -> bool {
-    let open = open_axes(info);
+    let open = open_axes(&info.dims, None);
     open.len() > 1 && open.iter().all(|&axis| info.symbol(axis).is_empty())
 }
 
 /// The only open dimension with the name of the batch.
 fn named_axis(info: &TensorInfo, symbol: Option<&str>) -> Option<usize> {
-    let mut named = open_axes(info).into_iter().filter(|&axis| symbol == Some(info.symbol(axis)));
+    let mut named = open_axes(&info.dims, None).into_iter().filter(|&axis| symbol == Some(info.symbol(axis)));
     named.next().filter(|_| named.next().is_none())
-}
-
-pub fn open_axes(info: &TensorInfo) -> Vec<usize> {
-    (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect()
 }
 
 /// The batch axis of an output whose dims don't have the batch's name: its only open dimension, or the first one if the
 /// batch is first in all inputs of requests. A dimension with the name of another one of requests is no batch.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize], other_symbols: &[&str]) -> Option<usize> {
-    let axis = match *open_axes(info).as_slice() {
+    let axis = match *open_axes(&info.dims, None).as_slice() {
         [axis] => axis,
         [0, ..] if request_axes.iter().all(|&axis| axis == 0) => 0,
         _ => return None,

@@ -15,7 +15,7 @@ use super::names::{
 };
 use super::pairing::{state_pairs, without};
 use crate::config::{
-    Control, ControlKind, GENERATED_INPUTS, PartialConfig, StatePair, TensorConfig, parameter_line, similarity,
+    Control, ControlKind, Flag, GENERATED_INPUTS, PartialConfig, StatePair, TensorConfig, parameter_line, similarity,
 };
 use crate::onnx::{Signature, TensorInfo};
 
@@ -62,11 +62,11 @@ fn if_meant(input: &str) -> String {
 
 /// Warns if a control's name contradicts its kind or its values.
 fn contradiction(control: &Control) -> Option<String> {
-    let (values, of_kind) = match control.kind {
-        ControlKind::Start(values) => (values, Some(("first", OF_START, OF_END, "CONTROL_SEQUENCE_END"))),
-        ControlKind::End(values) => (values, Some(("last", OF_END, OF_START, "CONTROL_SEQUENCE_START"))),
-        ControlKind::Ready(values) => (values, None),
-        ControlKind::CorrelationId(_) => return None,
+    let ControlKind::Flag(flag, values) = control.kind else { return None };
+    let of_kind = match flag {
+        Flag::Start => Some(("first", OF_START, OF_END, "CONTROL_SEQUENCE_END")),
+        Flag::End => Some(("last", OF_END, OF_START, "CONTROL_SEQUENCE_START")),
+        Flag::Ready => None,
     };
     let words = words(&control.name);
     let has = |of: &[&str]| words.iter().any(|word| of.contains(&word.as_str()));
@@ -261,16 +261,20 @@ mod tests {
         let (usual, inverted) = (FalseTrue { no: 0.0, yes: 1.0 }, FalseTrue { no: 1.0, yes: 0.0 });
         let doubt = |name: &str, kind| contradiction(&Control { name: name.to_owned(), kind });
         for name in ["START", "c", "is_first", "start_end"] {
-            assert_eq!(doubt(name, ControlKind::Start(usual)), None);
+            assert_eq!(doubt(name, ControlKind::Flag(Flag::Start, usual)), None);
         }
         for name in ["not_start", "keepState", "keep1", "mask"] {
-            assert_eq!(doubt(name, ControlKind::Start(inverted)), None);
+            assert_eq!(doubt(name, ControlKind::Flag(Flag::Start, inverted)), None);
         }
         for (name, kind, said) in [
-            ("END", ControlKind::Start(usual), "'END' is true in the first request of a sequence"),
-            ("reset", ControlKind::End(usual), "CONTROL_SEQUENCE_START may be meant"),
-            ("START", ControlKind::Start(inverted), "is 0 for the first request of a sequence and 1 in the others"),
-            ("READY", ControlKind::Ready(inverted), "is 0 for rows with a request and 1 for padding"),
+            ("END", ControlKind::Flag(Flag::Start, usual), "'END' is true in the first request of a sequence"),
+            ("reset", ControlKind::Flag(Flag::End, usual), "CONTROL_SEQUENCE_START may be meant"),
+            (
+                "START",
+                ControlKind::Flag(Flag::Start, inverted),
+                "is 0 for the first request of a sequence and 1 in the others",
+            ),
+            ("READY", ControlKind::Flag(Flag::Ready, inverted), "is 0 for rows with a request and 1 for padding"),
         ] {
             assert!(doubt(name, kind).is_some_and(|doubt| doubt.contains(said)), "{name}");
         }

@@ -4,6 +4,8 @@ use super::names::{Taken, by_shape, described, joined, state_pairs_line};
 use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
 use crate::onnx::{Recurrence, Signature};
 
+pub(super) type Result<T, E = CompletionError> = std::result::Result<T, E>;
+
 #[derive(Debug, thiserror::Error)]
 pub enum CompletionError {
     #[error(

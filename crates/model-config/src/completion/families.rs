@@ -164,7 +164,6 @@ impl KnownFamily {
 }
 
 impl KnownGraph {
-    /// The first file that has this signature.
     fn file<'a>(&self, graphs: &'a [(String, Signature)]) -> Option<&'a (String, Signature)> {
         let is = |(_, signature): &&(String, Signature)| has_tensors(signature, &self.inputs, &self.outputs);
         let mut fitting: Vec<_> = graphs.iter().filter(is).collect();

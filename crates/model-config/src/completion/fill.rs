@@ -3,12 +3,12 @@
 use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
 
-use super::batch::{BatchAxes, Known, batch_axis, open_axes};
-use super::error::CompletionError;
+use super::batch::{BatchAxes, Known, batch_axis};
+use super::error::{CompletionError, Result};
 use crate::config::{Additions, Context, PartialConfig, StateDims, TensorConfig, context_line, state_dims_line};
-use crate::onnx::TensorInfo;
+use crate::onnx::{TensorInfo, open_axes};
 
-pub fn additions(known: &Known) -> Result<Additions, CompletionError> {
+pub fn additions(known: &Known) -> Result<Additions> {
     let config = known.config;
     let mut additions = Additions::default();
     let axes = BatchAxes::find(known);
@@ -36,7 +36,7 @@ pub fn additions(known: &Known) -> Result<Additions, CompletionError> {
 }
 
 /// Refuses a batch that may be any of several dimensions.
-fn check_shared(known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
+fn check_shared(known: &Known, max_batch_size: usize) -> Result<()> {
     let shared = known.shared_symbols();
     if shared.len() < 2 {
         return Ok(());
@@ -72,7 +72,7 @@ fn has_nameless_state(known: &Known) -> bool {
 }
 
 /// The list `input`: what is left for requests. `axes` are those of a model with a batch.
-fn inputs(known: &Known, axes: Option<&BatchAxes>) -> Result<Vec<TensorConfig>, CompletionError> {
+fn inputs(known: &Known, axes: Option<&BatchAxes>) -> Result<Vec<TensorConfig>> {
     let infos = known.signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
         let axis = axes.map(|axes| axes.inputs[index]);
@@ -99,7 +99,7 @@ fn outputs(known: &Known, axes: Option<&BatchAxes>) -> Vec<TensorConfig> {
 }
 
 /// Refuses a `max_batch_size` where an output of the model has no batch dimension.
-fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
+fn check_batch(known: &Known, max_batch_size: usize) -> Result<()> {
     let symbol = known.batch_symbol();
     // A dimension with a name of its own is no batch.
     let can_be_batch = |info: &TensorInfo, axis: usize| {
@@ -107,7 +107,7 @@ fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionErr
     };
     let has_none = |info: &&TensorInfo| {
         let is_first_fixed = info.dims.first().is_some_and(|&dim| dim >= 0) && !known.is_constant(info);
-        is_first_fixed && !open_axes(info).into_iter().any(|axis| can_be_batch(info, axis))
+        is_first_fixed && !open_axes(&info.dims, None).into_iter().any(|axis| can_be_batch(info, axis))
     };
     let mut answers = known.signature.outputs.iter().filter(|info| known.is_of_responses(info));
     let Some(TensorInfo { name, data_type, dims, .. }) = answers.find(has_none) else { return Ok(()) };
@@ -116,14 +116,10 @@ fn check_batch(known: &Known, max_batch_size: usize) -> Result<(), CompletionErr
 }
 
 /// The model's dims of an input, without what a context takes of them.
-fn dims_of_requests(
-    config: &PartialConfig,
-    info: &TensorInfo,
-    batch_axis: Option<usize>,
-) -> Result<Vec<i64>, CompletionError> {
+fn dims_of_requests(config: &PartialConfig, info: &TensorInfo, batch_axis: Option<usize>) -> Result<Vec<i64>> {
     let (mut dims, contexts) = (info.dims.clone(), &config.contexts);
+    let context = config.context_of(&info.name);
     if let Some(window) = config.windows.of(&info.name) {
-        let context = contexts.iter().find(|context| context.input == info.name);
         let fits = |axis: usize| window.fits(dims[axis], context.map_or(0, |context| context.length));
         let can_be = |&axis: &usize| batch_axis != Some(axis) && fits(axis);
         let written = window.axis.or(context.and_then(|context| context.axis));
@@ -134,7 +130,7 @@ fn dims_of_requests(
         }
         return Ok(dims);
     }
-    if let Some(context) = contexts.iter().find(|context| context.input == info.name) {
+    if let Some(context) = context {
         // An axis that the input does not have is refused when the model is bound.
         let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;
         if let Some(dim) = dims.get_mut(axis) {
@@ -150,7 +146,7 @@ fn context_axis(
     context: &Context,
     info: &TensorInfo,
     batch_axis: Option<usize>,
-) -> Result<usize, CompletionError> {
+) -> Result<usize> {
     let can_be = |&axis: &usize| batch_axis != Some(axis) && context.sent(info.dims[axis]).is_some();
     let axes: Vec<usize> = (0..info.dims.len()).filter(can_be).collect();
     let (length, dims) = (context.length, Dims(&info.dims));

@@ -42,7 +42,7 @@ fn known(pairs: &[StatePair]) -> Known<'_> {
 }
 
 /// The document for Triton; the same as before if nothing is added.
-fn filled(config: &Value, signature: &Signature, known: Known) -> Result<Value, CompletionError> {
+fn filled(config: &Value, signature: &Signature, known: Known) -> Result<Value> {
     let mut config = PartialConfig::from_json(config.to_string().as_bytes())?;
     let additions = additions(&Known { config: &config, signature, ..known })?;
     config.add(&additions);

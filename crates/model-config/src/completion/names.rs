@@ -41,7 +41,6 @@ pub fn is_number(info: &TensorInfo) -> bool {
     element_count(&info.dims).is_some_and(|count| count <= 1)
 }
 
-/// The line of config.pbtxt that makes these the states.
 pub fn state_pairs_line(pairs: &[StatePair]) -> String {
     parameter_line("state_pairs", &joined(pairs, " "))
 }

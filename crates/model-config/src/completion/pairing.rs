@@ -3,7 +3,7 @@
 //!
 //! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed.
 
-use super::error::CompletionError;
+use super::error::{CompletionError, Result};
 use super::names::{
     OF_USER, Taken, by_shape, can_follow, described, joined, leaves_input, says_state, side_stem, state_pairs_line,
     strength,
@@ -12,11 +12,7 @@ use crate::config::{PairPattern, StatePair};
 use crate::onnx::{Signature, TensorInfo};
 
 /// The state pairs of a model, in the order of its inputs.
-pub fn state_pairs(
-    signature: &Signature,
-    patterns: &[PairPattern],
-    taken: Taken,
-) -> Result<Vec<StatePair>, CompletionError> {
+pub fn state_pairs(signature: &Signature, patterns: &[PairPattern], taken: Taken) -> Result<Vec<StatePair>> {
     // A state may start with an initializer.
     let all_inputs = signature.inputs.iter().chain(&signature.defaults);
     let free: Vec<&TensorInfo> = all_inputs.filter(|info| !taken.contains(&info.name)).collect();
@@ -68,11 +64,7 @@ pub fn state_pairs(
 }
 
 /// The states that `state_pairs` `auto-by-shape` asks for: those that are found `by_name`, and the rest by shape.
-pub fn confirmed(
-    signature: &Signature,
-    by_name: Result<Vec<StatePair>, CompletionError>,
-    taken: Taken,
-) -> Result<Vec<StatePair>, CompletionError> {
+pub fn confirmed(signature: &Signature, by_name: Result<Vec<StatePair>>, taken: Taken) -> Result<Vec<StatePair>> {
     let mut pairs = match by_name {
         Err(CompletionError::NoPairs { .. }) => Vec::new(),
         found => found?,
@@ -96,7 +88,7 @@ pub fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
 }
 
 /// Refuses a pattern that fits no input and output: it is misspelt.
-fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(), CompletionError> {
+fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<()> {
     let is_of_model = |pattern: &PairPattern| {
         let has_output =
             |input: &TensorInfo| signature.outputs.iter().any(|output| pattern.matches(&input.name, &output.name));
@@ -153,7 +145,7 @@ mod tests {
         PairPattern::new(StatePair { input: input.to_owned(), output: output.to_owned() }).unwrap()
     }
 
-    fn paired(inputs: &[&'static str], outputs: &[&'static str]) -> Result<Vec<(String, String)>, CompletionError> {
+    fn paired(inputs: &[&'static str], outputs: &[&'static str]) -> Result<Vec<(String, String)>> {
         let pairs = state_pairs(&signature(&named(inputs), &named(outputs)), &[], Taken::default())?;
         Ok(pairs.into_iter().map(|pair| (pair.input, pair.output)).collect())
     }

@@ -1,7 +1,7 @@
 //! The states of a model and what its configuration lacks, found together.
 
 use super::batch::Known;
-use super::error::{CompletionError, ends_of_layers};
+use super::error::{CompletionError, Result, ends_of_layers};
 use super::known_models::Advice;
 use super::names::Taken;
 use super::pairing::{confirmed, state_pairs};
@@ -52,7 +52,7 @@ impl Plan {
         signature: &Signature,
         graph_description: Option<&str>,
         settings: Settings,
-    ) -> Result<Self, CompletionError> {
+    ) -> Result<Self> {
         let mut warnings = Vec::new();
         // A model is served even if ONNX Runtime alone can read its file.
         let nodes = Nodes::of(model).unwrap_or_else(|error| {
@@ -114,12 +114,7 @@ impl Plan {
         Ok(plan)
     }
 
-    fn complete(
-        &mut self,
-        config: &PartialConfig,
-        signature: &Signature,
-        settings: Settings,
-    ) -> Result<(), CompletionError> {
+    fn complete(&mut self, config: &PartialConfig, signature: &Signature, settings: Settings) -> Result<()> {
         let taken = config.taken();
         let known = Known {
             config,
@@ -151,18 +146,14 @@ pub fn own_pairs(
     signature: &Signature,
     graph_description: Option<&str>,
     settings: Settings,
-) -> Result<Vec<StatePair>, CompletionError> {
+) -> Result<Vec<StatePair>> {
     // Only an error needs the nodes, and reading them takes time for large models.
     let recurrence = || Nodes::of(model).ok().and_then(|nodes| nodes.recurrence);
     let find = || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence()));
     config.states.all_pairs(graph_description, find).map(|(pairs, _)| pairs)
 }
 
-fn found_pairs(
-    config: &PartialConfig,
-    signature: &Signature,
-    settings: Settings,
-) -> Result<Vec<StatePair>, CompletionError> {
+fn found_pairs(config: &PartialConfig, signature: &Signature, settings: Settings) -> Result<Vec<StatePair>> {
     let declared = config.states.declared.iter().map(|state| state.pair.input.as_str());
     let otherwise: Vec<&str> = config.taken().into_iter().chain(declared).collect();
     let by_requests: Vec<&str> = config.inputs.iter().map(|input| input.name.as_str()).collect();

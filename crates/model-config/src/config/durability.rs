@@ -5,20 +5,10 @@ use std::time::Duration;
 
 use state_store::Location;
 
-use super::parameters::Parameters;
-use super::raw::{ConfigError, bad};
+use super::parameters::{OF_STATE_STORE, Parameters};
+use super::raw::{Result, bad};
 use super::scheduling::YEAR;
 
-/// The parameters, in the order in which an error names them.
-const PARAMETERS: [&str; 7] = [
-    "state_store",
-    "durability",
-    "save_interval_ms",
-    "replicas",
-    "max_kept_answer_bytes",
-    "require_state_store",
-    "state_store_ttl_ms",
-];
 const TTL_MS: u64 = 3_600_000;
 const INTERVAL: Duration = Duration::from_secs(1);
 const KEPT_ANSWER_BYTES: usize = 64 << 10;
@@ -80,7 +70,7 @@ impl StateStore {
         parameters: &Parameters,
         by_server: Option<&Location>,
         is_decoupled: bool,
-    ) -> Result<Option<Self>, ConfigError> {
+    ) -> Result<Option<Self>> {
         let read = |text| Location::new(text).map_err(|error| bad("state_store", hidden(text), error.to_string()));
         let location = parameters.text("state_store").map(read).transpose()?;
         let level = parameters.choice("durability", &LEVELS)?;
@@ -142,10 +132,10 @@ impl StateStore {
     }
 
     /// Refuses the parameters for a model that core schedules.
-    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<(), ConfigError> {
+    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<()> {
         // 'none' asks for what a model that core schedules has anyway.
         let is_none = |name: &str, text: &str| name == "durability" && text == "none";
-        let given = PARAMETERS.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
+        let given = OF_STATE_STORE.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
         let Some((name, value)) = given.into_iter().find(|(name, text)| !is_none(name, text)) else { return Ok(()) };
         let why = "with 'sequence_batching', Triton's core refuses the requests of a sequence that it has not started \
                    itself, so no server could continue another server's sequence: leave 'sequence_batching' and \

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::parameters::{Parameters, with_axis};
-use super::raw::{ConfigError, bad};
+use super::raw::{Result, bad};
 
 /// An input that no request carries, because its values follow from the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,22 +21,17 @@ pub struct GeneratedInput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GeneratedKind {
+    /// One number.
     Count(NamedCounter),
     /// A value for each element of this input: how many elements the sequence has had before it.
     Positions(NamedAxis),
     /// The length of this state before the run.
     Length(NamedAxis),
     /// 1 for each element of the state, then 1 for each new element.
-    Mask {
-        state: NamedAxis,
-        new: NewElements,
-    },
+    Mask { state: NamedAxis, new: NewElements },
     /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there are
     /// as many elements as the model's input has.
-    Last {
-        count: NamedCounter,
-        length: Option<u32>,
-    },
+    Last { count: NamedCounter, length: Option<u32> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +59,7 @@ pub const GENERATED_INPUTS: &str = "generated_inputs";
 const FORM: &str = "'INPUT=steps', 'INPUT=elements(OTHER)', 'INPUT=positions(OTHER)', 'INPUT=length(STATE)', \
                     'INPUT=mask(STATE, OTHER)' or 'INPUT=last(steps, LENGTH)', separated by spaces or commas, is expected";
 
-pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedInput>, ConfigError> {
+pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedInput>> {
     let Some(text) = parameters.text(GENERATED_INPUTS) else { return Ok(Vec::new()) };
     let mut generated: Vec<GeneratedInput> = Vec::new();
     for entry in entries(text) {
@@ -203,7 +198,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn read(text: &str) -> Result<Vec<GeneratedInput>, ConfigError> {
+    fn read(text: &str) -> Result<Vec<GeneratedInput>> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
         Config::for_tests(&config, &[(GENERATED_INPUTS, text)]).map(|config| config.written.generated)
     }

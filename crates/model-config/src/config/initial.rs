@@ -10,7 +10,7 @@ use rows::reserve;
 use rows::tensor::{DataType, Dims, element_count};
 
 use super::parameters::{Assigned, Parameters};
-use super::raw::{self, ConfigError, data_type, dims, field};
+use super::raw::{self, ConfigError, Result, data_type, dims, field};
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";
@@ -25,21 +25,16 @@ pub struct DeclaredInitial {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialValue {
+    /// Each element.
     Fill(String),
     /// The elements of a row.
     List(Vec<String>),
     /// The elements of a row as raw bytes, in this file.
     File(String),
     /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
-    Array {
-        file: String,
-        name: Option<String>,
-    },
+    Array { file: String, name: Option<String> },
     /// Numbers in the model's metadata, under these keys one behind the other.
-    Metadata {
-        keys: Vec<String>,
-        then_zeros: bool,
-    },
+    Metadata { keys: Vec<String>, then_zeros: bool },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -58,7 +53,7 @@ impl InitialSources {
         repository: &Path,
         files: impl Iterator<Item = (&'a str, &'a str)>,
         metadata: &BTreeMap<String, String>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self> {
         let folder = repository.join(FOLDER);
         let mut contents = BTreeMap::new();
         for (state, file) in files {
@@ -71,12 +66,7 @@ impl InitialSources {
 }
 
 impl DeclaredInitial {
-    pub(super) fn new(
-        path: &str,
-        raw: &raw::InitialState,
-        of: DataType,
-        state_dims: &[i64],
-    ) -> Result<Self, ConfigError> {
+    pub(super) fn new(path: &str, raw: &raw::InitialState, of: DataType, state_dims: &[i64]) -> Result<Self> {
         if data_type(&format!("{path}.data_type"), &raw.data_type)? != of {
             return Err(field(format!("{path}.data_type"), &raw.data_type, format!("the state has {of}")));
         }
@@ -104,7 +94,7 @@ impl DeclaredInitial {
 }
 
 /// Reads `name=value`, `name=[value, value]`, `name=file:FILE`, `name=npz:FILE:ARRAY` and `name=metadata:KEY+KEY`.
-pub(super) fn initial_states(parameters: &Parameters) -> Result<Vec<(String, InitialValue)>, ConfigError> {
+pub(super) fn initial_states(parameters: &Parameters) -> Result<Vec<(String, InitialValue)>> {
     let form = "'name=value', 'name=[value, value]', 'name=file:FILE', 'name=npz:FILE:ARRAY' or 'name=metadata:KEY', \
                 separated by spaces or commas, is expected";
     parameters.assigned("initial_states", form, None, |name, value| {

@@ -45,6 +45,6 @@ pub use steps::{
     Feed, INPUT_WINDOWS, MAX_STEPS, REPEAT, REPEAT_UNTIL, Repeat, Stop, USUAL_MOST_STEPS, Window, Windows,
 };
 pub use tensors::{
-    CONTROL_INPUT, Context, Control, ControlKind, FalseTrue, FirstRequest, ID_TENSOR, PaddedInput, PaddedOutput,
+    CONTROL_INPUT, Context, Control, ControlKind, FalseTrue, FirstRequest, Flag, ID_TENSOR, PaddedInput, PaddedOutput,
     STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TakesIds, TensorConfig, context_line, is_state_tensor,
 };

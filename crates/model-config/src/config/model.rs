@@ -9,7 +9,7 @@ use stateful_convert::join::{ListedGraph, Search, Wire, graphs, wires};
 
 use super::initial::is_inside;
 use super::parameters::{Parameters, SESSION_PREFIX, with_axis};
-use super::raw::{ConfigError, Optimization, bad, field};
+use super::raw::{ConfigError, Optimization, Result, bad, field};
 use super::states::{BY_SHAPE, StatePairs, States};
 
 pub const JOIN: &str = "join";
@@ -34,7 +34,7 @@ pub fn find_model_file(
     named: Option<&(&'static str, String)>,
     other: Option<&str>,
     version_dir: &Path,
-) -> Result<PathBuf, ConfigError> {
+) -> Result<PathBuf> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
     let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
     if let Some((source, name)) = named {
@@ -54,7 +54,7 @@ pub fn find_model_file(
 }
 
 /// The file that `source` names, which must lie in the version directory.
-pub fn find_named_file(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
+pub fn find_named_file(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf> {
     let path = version_dir.join(name);
     if is_inside(name) && path.is_file() {
         return Ok(path);
@@ -91,7 +91,7 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         let recurrences = axes(LOW_LATENCY, parameters)?;
         let zero_initial_states = parameters.flag(CONST_INITIALIZER, false)?;
         if zero_initial_states && recurrences.is_none() {
@@ -103,7 +103,7 @@ impl Conversion {
 }
 
 /// Reads a switch that may have axes in place of `true`: `INPUT@AXIS`, separated by spaces or commas.
-fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(String, usize)>>, ConfigError> {
+fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(String, usize)>>> {
     let text = parameters.text(name).unwrap_or("false");
     let refused = || bad(name, text, "'true', 'false', or axes as 'INPUT@AXIS' are expected");
     match text {
@@ -133,7 +133,7 @@ impl Join {
         parameters: &Parameters,
         model_file: Option<&(&'static str, String)>,
         states: &States,
-    ) -> Result<Option<Self>, ConfigError> {
+    ) -> Result<Option<Self>> {
         let Some(text) = parameters.text(JOIN) else {
             for name in [WIRES, SEARCH] {
                 parameters.refuse(name, "it has an effect only with 'join', which lists the graphs")?;
@@ -203,7 +203,7 @@ pub enum GraphOptimization {
 }
 
 impl SessionOptions {
-    pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self> {
         let threads = |name| parameters.number(name, 0usize..=1024, "a number of threads from 0 to 1024");
         let level = optimization.graph.level.0;
         // The numbers are those of Triton's schema, not ONNX Runtime's.
@@ -349,7 +349,7 @@ mod tests {
         assert!(find_model_file(None, None, Path::new("/nowhere")).is_err());
     }
 
-    fn conversion(parameters: &[(&str, &str)]) -> Result<Conversion, ConfigError> {
+    fn conversion(parameters: &[(&str, &str)]) -> Result<Conversion> {
         let mut config = json!({ "name": "m" });
         for (name, value) in parameters {
             config["parameters"][name] = json!({ "string_value": value });

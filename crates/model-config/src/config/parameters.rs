@@ -6,18 +6,15 @@ use std::str::FromStr;
 
 use stateful_convert::{BadPairs, StatePair};
 
-use super::raw::{ConfigError, Parameter, bad};
+use super::raw::{ConfigError, Parameter, Result, bad};
 
 // A misspelt parameter that is ignored could change answers silently, so a name that is in no list here is refused.
-const KNOWN: [&str; 78] = [
+const KNOWN: [&str; 55] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
-    "buffer_alloc_threshold",
-    "buffer_dealloc_threshold",
     "compute_precision",
     "constant_inputs",
-    "durability",
     "detailed_metrics_logging_level",
     "enable_cuda_graph",
     "exit_on_gpu_failure",
@@ -29,10 +26,7 @@ const KNOWN: [&str; 78] = [
     "generated_inputs",
     "growing_padding",
     "held_inputs",
-    "id_reuse",
-    "idle_sequence_cleanup",
     "infer_end_requests",
-    "initial_buffer_size",
     "initial_state_model",
     "initial_states",
     "input_context",
@@ -43,52 +37,66 @@ const KNOWN: [&str; 78] = [
     "logging_level",
     "low_latency_transformation",
     "max_candidate_sequence_use_ratio",
-    "max_kept_answer_bytes",
-    "max_parked_sequences",
-    "max_queue_size",
-    "max_queued_requests_per_sequence",
     "max_rows_per_run",
-    "max_sequence_number",
     "max_state_bytes",
     "max_state_bytes_per_sequence",
     "max_steps_per_request",
     "memory.enable_memory_arena_shrinkage",
     "metric_logging_frequency_seconds",
-    "on_duplicate_start",
     "onnx_file_name",
     "open_batch",
     "ort_ep",
     "padded_inputs",
     "padded_outputs",
-    "park_ms",
-    "queue_timeout_ms",
     "repeat",
     "repeat_until",
-    "replicas",
-    "require_state_store",
     "resident_batches",
-    "save_interval_ms",
     "scheduling",
     "search",
-    "sequence_cleaner_poll_wait_minutes",
     "sequence_idle_margin_microseconds",
-    "sequence_idle_timeout_ms",
     "state_api",
     "state_dims",
     "state_pair_patterns",
     "state_pairs",
-    "state_store",
-    "state_store_ttl_ms",
     "stateful",
     "store_states_as_fp16",
-    "subsequent_buffer_size",
     "trt_cache_dir",
     "trust_batch",
     "use_const_initializer",
     "warmup_batch_sizes",
     "wires",
+];
+
+/// Parameters that a model with `sequence_batching` must not have.
+pub(super) const OF_OWN_SCHEDULING: [&str; 12] = [
+    "id_reuse",
+    "idle_sequence_cleanup",
+    "max_parked_sequences",
+    "max_queue_size",
+    "max_queued_requests_per_sequence",
+    "max_sequence_number",
+    "on_duplicate_start",
+    "park_ms",
+    "queue_timeout_ms",
+    "sequence_cleaner_poll_wait_minutes",
+    "sequence_idle_timeout_ms",
     "worker_count",
 ];
+
+/// Those of sequences that outlive their server, in the order in which an error names them.
+pub(super) const OF_STATE_STORE: [&str; 7] = [
+    "state_store",
+    "durability",
+    "save_interval_ms",
+    "replicas",
+    "max_kept_answer_bytes",
+    "require_state_store",
+    "state_store_ttl_ms",
+];
+
+// NVIDIA's stateful_backend has these parameters, so its configurations work here.
+pub(super) const LAZY_SIZES: [&str; 4] =
+    ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
 
 /// Parameters of Triton's core, which any model's configuration may have.
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
@@ -130,7 +138,7 @@ const OVMS_OPTIONS: [(&str, &str); 9] = [
 pub struct Parameters(BTreeMap<String, Parameter>);
 
 impl Parameters {
-    pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
+    pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self> {
         match written.keys().find(|name| !is_known(name)) {
             Some(name) => Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) }),
             None => Ok(Self(written)),
@@ -138,7 +146,7 @@ impl Parameters {
     }
 
     pub fn set(&mut self, name: &'static str, value: String) {
-        debug_assert!(KNOWN.contains(&name));
+        debug_assert!(is_known(name));
         self.0.insert(name.to_owned(), Parameter { string_value: value });
     }
 
@@ -161,7 +169,7 @@ impl Parameters {
     }
 
     /// Refuses a parameter that contradicts another one, or that nothing would read.
-    pub fn refuse(&self, name: &'static str, why: &str) -> Result<(), ConfigError> {
+    pub fn refuse(&self, name: &'static str, why: &str) -> Result<()> {
         self.text(name).map_or(Ok(()), |text| Err(bad(name, text, why)))
     }
 
@@ -170,7 +178,7 @@ impl Parameters {
         name: &'static str,
         range: impl RangeBounds<T>,
         allowed: &str,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
@@ -179,12 +187,12 @@ impl Parameters {
     }
 
     /// A switch, written `0` or `1`.
-    pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+    pub fn switch(&self, name: &'static str, default: bool) -> Result<bool> {
         self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
     }
 
     /// A switch of OpenVINO Model Server, which writes `true` or `false`.
-    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool> {
         let words = [("true", true), ("false", false), ("1", true), ("0", false)];
         self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
@@ -197,14 +205,14 @@ impl Parameters {
         form: &str,
         alone: Option<&str>,
         read: impl Fn(String, Assigned) -> Result<T, String>,
-    ) -> Result<Vec<T>, ConfigError> {
+    ) -> Result<Vec<T>> {
         let Some(text) = self.text(name) else { return Ok(Vec::new()) };
         let assigned = assignments(text, form, alone);
         let values = assigned.and_then(|all| all.into_iter().map(|(name, value)| read(name, value)).collect());
         values.map_err(|why| bad(name, text, why))
     }
 
-    pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+    pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match words.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(Some(*value)),
@@ -216,11 +224,16 @@ impl Parameters {
     }
 }
 
+/// The parameters that this backend reads itself.
+fn ours() -> impl Iterator<Item = &'static str> {
+    KNOWN.into_iter().chain(OF_OWN_SCHEDULING).chain(OF_STATE_STORE).chain(LAZY_SIZES)
+}
+
 fn is_known(name: &str) -> bool {
     // No list of options would be complete: which there are depends on the ONNX Runtime that is loaded.
     let prefixes = ["TRITON_", SESSION_PREFIX, TENSORRT_PREFIX];
-    let lists: [&[&str]; 3] = [&KNOWN, &TRITONS_OWN, &CUDA_PARAMETERS];
-    lists.iter().any(|names| names.contains(&name)) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+    let of_others = TRITONS_OWN.into_iter().chain(CUDA_PARAMETERS);
+    ours().chain(of_others).any(|known| known == name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The line of config.pbtxt that gives a parameter, for messages that say what to write.
@@ -237,8 +250,8 @@ fn help(name: &str) -> Option<String> {
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
-    let alike = KNOWN.into_iter().filter_map(|known| Some((similarity(name, known)?, known)));
-    alike.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
+    let alike = ours().filter_map(|known| Some((similarity(name, known)?, known)));
+    alike.max_by(|(a, one), (b, other)| a.total_cmp(b).then(one.cmp(other))).map(|(_, known)| known)
 }
 
 /// How similar two names are, from 0.5 to 1; `None` if neither can be a misspelling of the other.
@@ -247,7 +260,7 @@ pub fn similarity(one: &str, other: &str) -> Option<f64> {
     (similarity >= 0.5).then_some(similarity)
 }
 
-pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
+pub fn state_pairs(text: &str) -> Result<Vec<StatePair>> {
     stateful_convert::state_pairs(text).map_err(bad_pairs)
 }
 
@@ -282,14 +295,14 @@ fn starred<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
 }
 
 /// Reads `state_pair_patterns`, in the form of `state_pairs`.
-pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
+pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>> {
     const NAME: &str = "state_pair_patterns";
     const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name, or in neither, are expected";
     let pairs = state_pairs(text).map_err(|_| bad(NAME, text, FORM))?;
     pairs.into_iter().map(|pair| PairPattern::new(pair).ok_or_else(|| bad(NAME, text, FORM))).collect()
 }
 
-pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
+pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>> {
     stateful_convert::described_state_pairs(description).map_err(bad_pairs)
 }
 

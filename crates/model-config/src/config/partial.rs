@@ -18,7 +18,7 @@ use super::model::{Conversion, Join, SessionOptions, model_file};
 use super::parameters::Parameters;
 use super::placement::{InstanceKind, instances};
 use super::providers::Providers;
-use super::raw::{self, ConfigError, unsigned};
+use super::raw::{self, Result, unsigned};
 use super::scheduling::check_core;
 use super::states::{StatePairs, States};
 use super::steps::{INPUT_WINDOWS, Repeat, Windows};
@@ -29,7 +29,6 @@ use super::tensors::{
 
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
-/// A configuration that may be incomplete.
 #[derive(Clone, Debug)]
 pub struct PartialConfig {
     pub model: String,
@@ -81,7 +80,6 @@ pub struct PartialConfig {
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
 }
 
-/// What completion adds to a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Additions {
     pub max_batch_size: Option<usize>,
@@ -93,11 +91,11 @@ pub struct Additions {
 
 impl PartialConfig {
     /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
-    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &[u8]) -> Result<Self> {
         Self::new(serde_json::from_slice(json)?)
     }
 
-    pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
+    pub fn new(document: Map<String, Value>) -> Result<Self> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
         // Checked before `raw` is taken apart, but only an error if this backend schedules.
@@ -168,13 +166,17 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
+    pub fn context_of(&self, input: &str) -> Option<&Context> {
+        self.contexts.iter().find(|context| context.input == input)
+    }
+
     /// Whether a parameter of assignments, such as `input_context`, has one for this input.
     pub fn gives(&self, parameter: &str, input: &str) -> bool {
         match parameter {
             "constant_inputs" => self.constants.iter().any(|(name, _)| name == input),
             "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
             "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
-            "input_context" => self.contexts.iter().any(|context| context.input == input),
+            "input_context" => self.context_of(input).is_some(),
             INPUT_WINDOWS => self.windows.of(input).is_some(),
             "state_dims" => self.states.written_dims(input).is_some() || self.states.is_declared(input),
             "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
@@ -191,12 +193,7 @@ impl PartialConfig {
     /// Takes the tensors for ids and controls out of `inputs` and `outputs`. If `completes`, adds the inputs that are
     /// not listed to the document, and returns whether it added any. If the model has a tensor of such a name, it is
     /// the model's.
-    pub fn take_id_tensors(
-        &mut self,
-        model_inputs: &[&str],
-        model_outputs: &[&str],
-        completes: bool,
-    ) -> Result<bool, ConfigError> {
+    pub fn take_id_tensors(&mut self, model_inputs: &[&str], model_outputs: &[&str], completes: bool) -> Result<bool> {
         if !self.is_own {
             return Ok(false);
         }
@@ -255,7 +252,6 @@ impl PartialConfig {
         oldest.is_some_and(|oldest| oldest.max_candidate_sequences.0 == 0)
     }
 
-    /// Whether `sequence_batching` is there with the strategy `direct`.
     pub fn is_direct(&self) -> bool {
         self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())
     }

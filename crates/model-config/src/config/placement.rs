@@ -5,15 +5,12 @@ use std::fmt;
 
 use sequences::pool::SlotLimits;
 
-use super::parameters::Parameters;
-use super::raw::{self, ConfigError, Int, bad, field};
+use super::parameters::{LAZY_SIZES, Parameters};
+use super::raw::{self, ConfigError, Int, Result, bad, field};
 use super::scheduling::{Scheduling, Strategy};
 
 /// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
 const SMALLEST_RESERVE_SLAB: usize = 16;
-// NVIDIA's stateful_backend has these parameters, so its configurations work here.
-const LAZY_SIZES: [&str; 4] =
-    ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
 const LAZY_USE_RATIO: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +38,7 @@ pub struct Placement {
     pub capacity_reason: String,
 }
 
-pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>, ConfigError> {
+pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>> {
     let mut instances = BTreeMap::new();
     let mut add = |kind, count: usize| *instances.entry(kind).or_insert(0) += count;
     for group in groups {
@@ -85,7 +82,7 @@ pub(super) fn slot_limits(
     scheduling: &Scheduling,
     max_batch_size: usize,
     instances: usize,
-) -> Result<(SlotLimits, String), ConfigError> {
+) -> Result<(SlotLimits, String)> {
     // There, each instance has a pool. Here the instances share one, so only the capacity grows with their number.
     let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
     let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
@@ -115,7 +112,7 @@ pub(super) fn slot_limits(
     Ok((limits, reason))
 }
 
-fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
+fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<()> {
     let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
     // The size was cut to the capacity. The error below would show that number, which is not in the configuration.
     if first_slab < max_batch_size && first_slab == capacity {
@@ -142,7 +139,7 @@ fn capacity(
     scheduling: &Scheduling,
     instances: usize,
     is_lazy: bool,
-) -> Result<(usize, String), ConfigError> {
+) -> Result<(usize, String)> {
     const NAME: &str = "max_candidate_sequence_use_ratio";
     let candidates = scheduling.candidates;
     let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::model::ARENA_SHRINKAGE;
 use super::parameters::{CUDA_PARAMETERS, Parameters, TENSORRT_PREFIX};
-use super::raw::{Accelerator, Accelerators, ConfigError, bad, field};
+use super::raw::{Accelerator, Accelerators, ConfigError, Result, bad, field};
 
 /// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_ac
 
 impl Providers {
     /// Reads and checks the options. `on_gpu`: some instances run on a GPU.
-    pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self> {
         let given = Given::new(parameters, &accelerators.gpu_execution_accelerator)?;
         if on_gpu { given.on_gpu() } else { given.on_cpu() }
     }
@@ -94,15 +94,12 @@ struct Given<'a> {
     provider: Option<Provider>,
     is_fp16: bool,
     caching: bool,
-    cuda_graph: bool,
-    allow_cpu_fallback: bool,
-    exit_on_gpu_failure: bool,
-    cuda: Options,
     tensorrt: Options,
+    made: Providers,
 }
 
 impl<'a> Given<'a> {
-    fn new(parameters: &'a Parameters, accelerators: &'a [Accelerator]) -> Result<Self, ConfigError> {
+    fn new(parameters: &'a Parameters, accelerators: &'a [Accelerator]) -> Result<Self> {
         if parameters.text("trt_cache_dir").is_some_and(|dir| !dir.starts_with('/')) {
             parameters.refuse("trt_cache_dir", "an absolute path is expected")?;
         }
@@ -116,16 +113,19 @@ impl<'a> Given<'a> {
                 .choice("ort_ep", &[("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)])?,
             is_fp16: parameters.choice("compute_precision", &[("fp32", false), ("fp16", true)])?.unwrap_or(false),
             caching: parameters.switch("enable_trt_caching", false)?,
-            cuda_graph: parameters.switch("enable_cuda_graph", false)?,
-            allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
-            exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
-            cuda: Options::new(),
+            made: Providers {
+                tensorrt: None,
+                cuda: Options::new(),
+                allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
+                cuda_graph: parameters.switch("enable_cuda_graph", false)?,
+                exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
+            },
             tensorrt: tensorrt.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect(),
         };
         for name in CUDA_PARAMETERS {
             if let Some(text) = parameters.text(name) {
                 let value = cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?;
-                given.cuda.insert(name.to_owned(), value);
+                given.made.cuda.insert(name.to_owned(), value);
             }
         }
         given.check_ours()?;
@@ -145,7 +145,7 @@ impl<'a> Given<'a> {
     }
 
     /// `optimization.execution_accelerators.gpu_execution_accelerator`, as Triton's onnxruntime backend reads it.
-    fn add(&mut self, accelerator: &Accelerator) -> Result<(), ConfigError> {
+    fn add(&mut self, accelerator: &Accelerator) -> Result<()> {
         for (name, value) in &accelerator.parameters {
             let refused = |allowed: String| field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed);
             let (options, name, value) = match accelerator.name.as_str() {
@@ -153,7 +153,7 @@ impl<'a> Given<'a> {
                     let (name, value) = tensorrt_option(name, value)?;
                     (&mut self.tensorrt, name, value.to_owned())
                 }
-                _ => (&mut self.cuda, name.as_str(), cuda_value(name, value).map_err(refused)?),
+                _ => (&mut self.made.cuda, name.as_str(), cuda_value(name, value).map_err(refused)?),
             };
             if let Some(other) = options.insert(name.to_owned(), value.clone()).filter(|other| *other != value) {
                 let allowed = format!("it is also given as '{other}': remove one");
@@ -166,13 +166,13 @@ impl<'a> Given<'a> {
         self.check_ours()
     }
 
-    fn check_ours(&self) -> Result<(), ConfigError> {
-        let given = |(name, _): &&(&str, &str)| self.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
+    fn check_ours(&self) -> Result<()> {
+        let given = |(name, _): &&(&str, &str)| self.made.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
         let Some((name, from)) = OURS.iter().find(given) else { return Ok(()) };
         Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
     }
 
-    fn on_gpu(self) -> Result<Providers, ConfigError> {
+    fn on_gpu(mut self) -> Result<Providers> {
         let provider = self.provider.unwrap_or(Provider::Cuda);
         if provider == Provider::Cpu {
             let allowed = "instances of KIND_GPU run with 'cuda' or 'trt': set KIND_CPU to run on the CPU";
@@ -182,7 +182,7 @@ impl<'a> Given<'a> {
             let allowed = "only TensorRT computes in fp16: set 'ort_ep' to 'trt', or 'compute_precision' to 'fp32'";
             return Err(bad("compute_precision", "fp16", allowed));
         }
-        if self.cuda_graph {
+        if self.made.cuda_graph {
             self.check_graphs(provider)?;
         }
         if provider == Provider::Cuda {
@@ -206,16 +206,11 @@ impl<'a> Given<'a> {
             set("trt_timing_cache_enable", "1");
             set("trt_timing_cache_path", &dir);
         }
-        Ok(Providers {
-            tensorrt: (provider == Provider::TensorRt).then_some(tensorrt),
-            cuda: self.cuda,
-            allow_cpu_fallback: self.allow_cpu_fallback,
-            cuda_graph: self.cuda_graph,
-            exit_on_gpu_failure: self.exit_on_gpu_failure,
-        })
+        self.made.tensorrt = (provider == Provider::TensorRt).then_some(tensorrt);
+        Ok(self.made)
     }
 
-    fn check_graphs(&self, provider: Provider) -> Result<(), ConfigError> {
+    fn check_graphs(&self, provider: Provider) -> Result<()> {
         // A list that has no number would make no graph at all.
         let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
         if !self.parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
@@ -231,18 +226,18 @@ impl<'a> Given<'a> {
         self.parameters.refuse(ARENA_SHRINKAGE, why)
     }
 
-    fn on_cpu(self) -> Result<Providers, ConfigError> {
+    fn on_cpu(self) -> Result<Providers> {
         let gpu_only = [
             // The provider may come from the accelerators, which are named below.
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
             ("enable_trt_caching", self.caching),
-            ("enable_cuda_graph", self.cuda_graph),
-            ("exit_on_gpu_failure", self.exit_on_gpu_failure),
+            ("enable_cuda_graph", self.made.cuda_graph),
+            ("exit_on_gpu_failure", self.made.exit_on_gpu_failure),
         ];
         for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
             log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");
         }
-        for name in self.cuda.keys().chain(self.tensorrt.keys()) {
+        for name in self.made.cuda.keys().chain(self.tensorrt.keys()) {
             log::info!("option '{name}' has no effect: instances are of KIND_CPU");
         }
         for Accelerator { name, .. } in self.accelerators {
@@ -253,13 +248,13 @@ impl<'a> Given<'a> {
             return Err(bad("compute_precision", "fp16", allowed));
         }
         // Devices for tests belong to instances of KIND_CPU.
-        Ok(Providers { exit_on_gpu_failure: self.exit_on_gpu_failure, ..Providers::default() })
+        Ok(Providers { exit_on_gpu_failure: self.made.exit_on_gpu_failure, ..Providers::default() })
     }
 }
 
 const CACHE_FOLDER: &str = "triton-stateful";
 
-fn default_cache_dir() -> Result<String, ConfigError> {
+fn default_cache_dir() -> Result<String> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     let parent = parent.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME names a folder".to_owned());
@@ -289,7 +284,7 @@ fn make_private(parent: &Path) -> Result<PathBuf, String> {
 }
 
 /// Turns names that only Triton's onnxruntime backend has into ONNX Runtime's.
-fn tensorrt_option<'a>(name: &'a str, value: &'a str) -> Result<(&'a str, &'a str), ConfigError> {
+fn tensorrt_option<'a>(name: &'a str, value: &'a str) -> Result<(&'a str, &'a str)> {
     let path = "gpu_execution_accelerator 'tensorrt', parameter 'precision_mode'";
     Ok(match (name, value) {
         ("precision_mode", "FP16") => ("trt_fp16_enable", "1"),

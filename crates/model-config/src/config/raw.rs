@@ -10,6 +10,9 @@ use std::path::PathBuf;
 use rows::tensor::DataType;
 use serde::de::{self, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
 /// Why a configuration is refused. The texts go to whoever loads the model.
 #[derive(Debug, thiserror::Error)]
@@ -45,30 +48,17 @@ pub struct Int(pub i64);
 
 impl<'de> Deserialize<'de> for Int {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Form {
-            // serde takes the first form that fits.
-            Number(i64),
-            Large(u64),
-            Text(String),
-        }
+        let written = Value::deserialize(deserializer)?;
+        let text = written.as_str().map_or_else(|| written.to_string(), str::to_owned);
+        let number: i128 = text.parse().map_err(de::Error::custom)?;
         // Triton has unsigned fields. No value above i64::MAX makes a difference here.
-        let large = |number: u64| Self(i64::try_from(number).unwrap_or(i64::MAX));
-        match Form::deserialize(deserializer)? {
-            Form::Number(number) => Ok(Self(number)),
-            Form::Large(number) => Ok(large(number)),
-            Form::Text(text) => match text.parse() {
-                Ok(number) => Ok(Self(number)),
-                Err(error) => text.parse().map(large).map_err(|_| de::Error::custom(error)),
-            },
-        }
+        Ok(Self(number.clamp(i64::MIN.into(), i64::MAX.into()) as i64))
     }
 }
 
 /// Messages of Triton's protobuf schema. A field that is not written has protobuf's default.
 macro_rules! messages {
-    ($($name:ident { $($field:ident: $type:ty,)* })*) => {$(
+    ($($name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
         #[derive(Clone, Debug, Default, Deserialize)]
         #[serde(default)]
         pub struct $name {
@@ -100,10 +90,7 @@ messages! {
         priority_levels: Int,
         preserve_ordering: bool,
     }
-
-    ResponseCache {
-        enable: bool,
-    }
+    ResponseCache { enable: bool }
 
     Tensor {
         name: String,
@@ -112,10 +99,7 @@ messages! {
         reshape: Option<Reshape>,
         optional: bool,
     }
-
-    Reshape {
-        shape: Vec<Int>,
-    }
+    Reshape { shape: Vec<Int> }
 
     InstanceGroup {
         count: Int,
@@ -123,23 +107,15 @@ messages! {
         gpus: Vec<Int>,
         rate_limiter: RateLimiter,
     }
+    RateLimiter { resources: Vec<IgnoredAny> }
 
-    RateLimiter {
-        resources: Vec<IgnoredAny>,
-    }
-
-    TransactionPolicy {
-        decoupled: bool,
-    }
+    TransactionPolicy { decoupled: bool }
 
     Optimization {
         graph: GraphOptimization,
         execution_accelerators: Accelerators,
     }
-
-    GraphOptimization {
-        level: Int,
-    }
+    GraphOptimization { level: Int }
 
     Accelerators {
         gpu_execution_accelerator: Vec<Accelerator>,
@@ -181,10 +157,7 @@ messages! {
         preferred_batch_size: Vec<Int>,
         max_queue_delay_microseconds: Int,
     }
-
-    Direct {
-        max_queue_delay_microseconds: Int,
-    }
+    Direct { max_queue_delay_microseconds: Int }
 
     ControlInput {
         name: String,
@@ -199,12 +172,10 @@ messages! {
         data_type: String,
     }
 
-    Parameter {
-        string_value: String,
-    }
+    Parameter { string_value: String }
 }
 
-pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
+pub(super) fn unsigned(name: &str, value: Int) -> Result<usize> {
     usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
 }
 
@@ -212,6 +183,25 @@ pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
     raw.iter().map(|dim| dim.0).collect()
 }
 
-pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
+pub(super) fn data_type(path: &str, name: &str) -> Result<DataType> {
     DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_integer_is_a_number_or_its_digits() {
+        let read = |json: &str| serde_json::from_str::<Int>(json).map(|number| number.0).ok();
+        for (json, number) in [("-3", -3), ("\"-1\"", -1), ("0", 0), ("\"64\"", 64)] {
+            assert_eq!(read(json), Some(number), "{json}");
+        }
+        for large in [u64::MAX.to_string(), format!("\"{}\"", u64::MAX)] {
+            assert_eq!(read(&large), Some(i64::MAX), "{large}");
+        }
+        for json in ["1.0", "\"\"", "\"x\"", "\"1.5\"", "true", "null", "[1]", "{}"] {
+            assert_eq!(read(json), None, "{json}");
+        }
+    }
 }

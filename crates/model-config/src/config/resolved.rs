@@ -5,13 +5,11 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::durability::{Durability, StateStore};
-use super::parameters::Parameters;
+use super::parameters::{OF_OWN_SCHEDULING, Parameters};
 use super::partial::PartialConfig;
 use super::placement::{InstanceKind, Placement, slot_limits};
-use super::raw::{ConfigError, bad, field, unsigned};
-use super::scheduling::{
-    OF_OWN_SCHEDULING, OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, idle_margin,
-};
+use super::raw::{Result, bad, field, unsigned};
+use super::scheduling::{OwnScheduling, Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, idle_margin};
 
 /// A model's configuration, complete and checked: what is written or completed, and what follows from it.
 #[derive(Clone, Debug)]
@@ -67,7 +65,7 @@ pub struct Logging {
 }
 
 impl PartialConfig {
-    pub fn resolve(self) -> Result<Config, ConfigError> {
+    pub fn resolve(self) -> Result<Config> {
         let Self { ref parameters, max_batch_size, is_own, .. } = self;
         if !parameters.flag("stateful", true)? {
             return Err(bad("stateful", "false", "this backend serves stateful models: leave it out, or write 'true'"));
@@ -87,7 +85,7 @@ impl PartialConfig {
         };
         Ok(Config {
             max_rows_per_run,
-            placements: self.instances.iter().map(placement).collect::<Result<_, ConfigError>>()?,
+            placements: self.instances.iter().map(placement).collect::<Result<_>>()?,
             // 0 without a batch dimension: such runs can't be padded.
             padding: Padding::new(parameters, &batching, max_rows_per_run.min(max_batch_size))?,
             infer_end_requests: parameters.switch("infer_end_requests", true)?,
@@ -114,7 +112,7 @@ impl PartialConfig {
 impl Config {
     /// Reads a complete configuration, with these parameters on top.
     #[cfg(test)]
-    pub(crate) fn for_tests(config: &serde_json::Value, parameters: &[(&str, &str)]) -> Result<Self, ConfigError> {
+    pub(crate) fn for_tests(config: &serde_json::Value, parameters: &[(&str, &str)]) -> Result<Self> {
         let mut config = config.clone();
         for (name, value) in parameters {
             config["parameters"][name] = serde_json::json!({ "string_value": value });
@@ -141,7 +139,7 @@ impl Config {
 }
 
 impl Logging {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const WORDS: [(&str, u8); 3] = [("NONE", 0), ("INFO", 1), ("VERBOSE", 2)];
         let word = |name, default| parameters.choice(name, &WORDS).map(|given| given.unwrap_or(default));
         let own = word("logging_level", 1)?;
@@ -164,7 +162,7 @@ impl Logging {
 }
 
 /// Who schedules the model, and where its sequences are kept beside the server.
-fn scheduling(written: &PartialConfig) -> Result<(Scheduling, Option<StateStore>), ConfigError> {
+fn scheduling(written: &PartialConfig) -> Result<(Scheduling, Option<StateStore>)> {
     let PartialConfig { parameters, sequence_batching, is_own, .. } = written;
     if let Some(batching) = sequence_batching {
         StateStore::check_core_schedules(parameters)?;
@@ -204,7 +202,7 @@ fn scheduling(written: &PartialConfig) -> Result<(Scheduling, Option<StateStore>
     Ok((Scheduling { strategy: Strategy::Own(own), candidates, queue_delay: Duration::ZERO }, state_store))
 }
 
-fn max_rows_per_run(written: &PartialConfig) -> Result<usize, ConfigError> {
+fn max_rows_per_run(written: &PartialConfig) -> Result<usize> {
     let (most, allowed) = match written.states.without_batch() {
         // Its rows can't be told apart in one tensor.
         Some(state) => (1, format!("1, because 'state_dims' gives '{}' no batch dimension,", state.name)),
@@ -217,7 +215,7 @@ fn max_rows_per_run(written: &PartialConfig) -> Result<usize, ConfigError> {
 }
 
 /// `warmup_batch_sizes`: numbers of rows of a run, which has `most` at most.
-fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>, ConfigError> {
+fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>> {
     const NAME: &str = "warmup_batch_sizes";
     let size = |word: String| match word.parse() {
         Ok(size) if (1..=most).contains(&size) => Ok(size),

@@ -4,7 +4,7 @@ use sequences::scheduler::IdleRule;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ControlKind, FalseTrue, scans};
+use crate::config::{ControlKind, FalseTrue, Flag, scans};
 
 fn minimal() -> Value {
     json!({
@@ -21,11 +21,11 @@ fn minimal() -> Value {
     })
 }
 
-fn parse(config: &Value) -> Result<Config, ConfigError> {
+fn parse(config: &Value) -> Result<Config> {
     Config::for_tests(config, &[])
 }
 
-fn with(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+fn with(parameters: &[(&str, &str)]) -> Result<Config> {
     Config::for_tests(&minimal(), parameters)
 }
 
@@ -172,7 +172,7 @@ fn what_cannot_be_served_is_refused_by_name() {
 }
 
 /// The minimal configuration without `sequence_batching`, with these parameters and this number of instances.
-fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Config, ConfigError> {
+fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Config> {
     let mut config = minimal();
     config.as_object_mut().unwrap().remove("sequence_batching");
     config["instance_group"] = json!([{ "kind": "KIND_CPU", "count": instances }]);
@@ -278,9 +278,9 @@ fn controls_keep_their_type_and_values() {
         { "name": "c", "control": [{ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64" }] },
     ]);
     let controls = parse(&config).unwrap().written.controls;
-    assert_eq!(controls[0].kind, ControlKind::Start(FalseTrue { no: 0.0, yes: 1.5 }));
-    assert_eq!(controls[1].kind, ControlKind::End(FalseTrue { no: 3.0, yes: 7.0 }));
-    assert_eq!(controls[2].kind, ControlKind::Ready(FalseTrue { no: 0.0, yes: 1.0 }));
+    assert_eq!(controls[0].kind, ControlKind::Flag(Flag::Start, FalseTrue { no: 0.0, yes: 1.5 }));
+    assert_eq!(controls[1].kind, ControlKind::Flag(Flag::End, FalseTrue { no: 3.0, yes: 7.0 }));
+    assert_eq!(controls[2].kind, ControlKind::Flag(Flag::Ready, FalseTrue { no: 0.0, yes: 1.0 }));
     assert_eq!(controls[3].kind, ControlKind::CorrelationId(DataType::Uint64));
 
     config["sequence_batching"]["control_input"][0]["control"][0] = json!({ "kind": "CONTROL_SEQUENCE_START" });

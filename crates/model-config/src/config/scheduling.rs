@@ -6,7 +6,7 @@ use std::time::Duration;
 use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 use super::parameters::Parameters;
-use super::raw::{ConfigError, ModelConfig, Oldest, SequenceBatching, bad, field, unsigned};
+use super::raw::{Int, ModelConfig, Oldest, Result, SequenceBatching, bad, field, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,22 +31,6 @@ const MAX_QUEUED: usize = 100;
 const MOST_WORKERS: usize = 1024;
 const MOST_PARKED: usize = 100;
 
-/// Parameters that a model with `sequence_batching` must not have.
-pub(super) const OF_OWN_SCHEDULING: [&str; 12] = [
-    "id_reuse",
-    "idle_sequence_cleanup",
-    "max_parked_sequences",
-    "max_queue_size",
-    "max_queued_requests_per_sequence",
-    "max_sequence_number",
-    "on_duplicate_start",
-    "park_ms",
-    "queue_timeout_ms",
-    POLL_WAIT,
-    "sequence_idle_timeout_ms",
-    "worker_count",
-];
-
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 // How long core may take, beyond the queue delay, to send what it has queued. Its threads wait for a CPU on a busy
 // machine, where 20 ms were not enough to keep two sequences apart. The margin only delays the second request of a
@@ -62,21 +46,18 @@ pub(super) struct Scheduling {
 }
 
 impl Scheduling {
-    pub(super) fn new(batching: &SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
+    pub(super) fn new(batching: &SequenceBatching, max_batch_size: usize) -> Result<Self> {
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
-        let (strategy, written, delay_us) = match &batching.oldest {
-            None => {
-                let delay = batching.direct.max_queue_delay_microseconds;
-                (Strategy::Direct, 0, unsigned("sequence_batching.direct.max_queue_delay_microseconds", delay)?)
+        let (strategy, name, written, delay) = match &batching.oldest {
+            None => (Strategy::Direct, "direct", Int(0), batching.direct.max_queue_delay_microseconds),
+            Some(Oldest { max_candidate_sequences, max_queue_delay_microseconds, .. }) => {
+                (Strategy::Oldest, "oldest", *max_candidate_sequences, *max_queue_delay_microseconds)
             }
-            Some(Oldest { max_candidate_sequences, max_queue_delay_microseconds: delay, .. }) => (
-                Strategy::Oldest,
-                unsigned("sequence_batching.oldest.max_candidate_sequences", *max_candidate_sequences)?,
-                unsigned("sequence_batching.oldest.max_queue_delay_microseconds", *delay)?,
-            ),
         };
+        let written = unsigned("sequence_batching.oldest.max_candidate_sequences", written)?;
+        let delay_us = unsigned(&format!("sequence_batching.{name}.max_queue_delay_microseconds"), delay)?;
         // Core has so many slots for each instance, also with `oldest` if `max_candidate_sequences` isn't written.
         let candidates = if written > 0 { written } else { max_batch_size.max(1) };
         Ok(Self { strategy, candidates, queue_delay: Duration::from_micros(delay_us as u64).min(YEAR) })
@@ -101,7 +82,7 @@ impl fmt::Display for Padding {
 
 impl Padding {
     /// `always_pad_to_max_batch`: to the next `preferred_batch_size`, else to `most`, the most rows of a run.
-    pub(super) fn new(parameters: &Parameters, batching: &SequenceBatching, most: usize) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, batching: &SequenceBatching, most: usize) -> Result<Self> {
         if !parameters.switch("always_pad_to_max_batch", false)? || most == 0 {
             return Ok(Self::default());
         }
@@ -120,7 +101,7 @@ impl Padding {
 }
 
 /// How much longer a sequence may be idle here than in core; at least `quiet`.
-pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
+pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration> {
     // Its last request may still wait in core's queue, and would be refused if the sequence ended before.
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
@@ -160,7 +141,7 @@ impl fmt::Display for OwnScheduling {
 
 impl OwnScheduling {
     /// `scans`: what the server's command line says of the time between two scans.
-    pub(super) fn new(parameters: &Parameters, scans: Option<IdleRule>) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, scans: Option<IdleRule>) -> Result<Self> {
         let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
         let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
         let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
@@ -199,7 +180,7 @@ pub fn scans(text: &str) -> Option<IdleRule> {
 }
 
 /// `sequence_idle_timeout_ms` if it is given, the rule of OpenVINO Model Server if one of its options is, else a time.
-fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<IdleRule, ConfigError> {
+fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<IdleRule> {
     let read = |text| scans(text).ok_or_else(|| bad(POLL_WAIT, text, "a number of minutes, 0 or more, is expected"));
     let scans = parameters.text(POLL_WAIT).map(read).transpose()?.or(by_server);
     let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
@@ -215,7 +196,7 @@ fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<Idl
     })
 }
 
-fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, ConfigError> {
+fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>> {
     const MOST: &str = "max_parked_sequences";
     let time = parameters.number("park_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
     let most = parameters.number(MOST, 1usize.., "a number of sequences, 1 or more,")?;
@@ -230,7 +211,7 @@ fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, C
 }
 
 /// Refuses what core would do in front of the backend that breaks sequences.
-pub(super) fn check_core(raw: &ModelConfig) -> Result<(), ConfigError> {
+pub(super) fn check_core(raw: &ModelConfig) -> Result<()> {
     if raw.response_cache.enable {
         let why = "core would answer a request of one sequence with the answer of another: leave it out";
         return Err(field("response_cache.enable", "true", why));

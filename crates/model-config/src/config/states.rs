@@ -6,7 +6,7 @@ use stateful_convert::report::{StartsAt, State};
 
 use super::initial::{DeclaredInitial, InitialValue, initial_states, machine_memory};
 use super::parameters::{self, Assigned, PairPattern, Parameters};
-use super::raw::{self, ConfigError, bad, data_type, dims, field};
+use super::raw::{self, ConfigError, Result, bad, data_type, dims, field};
 
 pub const GROWING_PADDING: &str = "growing_padding";
 
@@ -82,7 +82,7 @@ pub struct StateLimits {
 }
 
 impl States {
-    pub(super) fn new(parameters: &Parameters, declared: &[raw::State]) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, declared: &[raw::State]) -> Result<Self> {
         let pairs = match parameters.text("state_pairs") {
             None => StatePairs::Absent,
             Some("auto") => StatePairs::Auto,
@@ -131,7 +131,7 @@ impl States {
     }
 
     /// Takes the states of a converted model. `computes_initial`: the conversion made a model that computes where they start.
-    pub fn set_converted(&mut self, states: &[State], computes_initial: bool) -> Result<(), ConfigError> {
+    pub fn set_converted(&mut self, states: &[State], computes_initial: bool) -> Result<()> {
         if let Some(file) = self.initial_model.as_ref().filter(|_| computes_initial) {
             let rule = "the converted model computes where its states start: leave it out, or write \
                         'use_const_initializer' 'true'";
@@ -153,7 +153,7 @@ impl States {
     }
 
     /// The pairs that are `found` and those that are declared. A name may be in one pair only.
-    fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
+    fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>> {
         let mut all: Vec<StatePair> = Vec::new();
         // A state may be both listed and declared. Of two pairs that share one end, one is a mistake.
         for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
@@ -214,7 +214,7 @@ impl States {
 }
 
 impl DeclaredState {
-    fn new(raw: &raw::State) -> Result<Self, ConfigError> {
+    fn new(raw: &raw::State) -> Result<Self> {
         let path = format!("sequence_batching.state '{}'", raw.input_name);
         for (name, value) in [("input_name", &raw.input_name), ("output_name", &raw.output_name)] {
             if value.is_empty() {
@@ -235,7 +235,7 @@ impl DeclaredState {
 
 const BATCH: &str = "batch";
 
-fn state_dims(parameters: &Parameters) -> Result<Vec<StateDims>, ConfigError> {
+fn state_dims(parameters: &Parameters) -> Result<Vec<StateDims>> {
     const FORM: &str = "'name=[dims]' is expected, separated by spaces or commas: 'batch' at most once for the batch \
                         dimension, -1 for a dimension that varies, else its length";
     let dim = |word: &String| match word.as_str() {
@@ -269,7 +269,7 @@ pub fn state_dims_text(states: impl IntoIterator<Item = StateDims>) -> String {
 }
 
 impl StateLimits {
-    fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    fn new(parameters: &Parameters) -> Result<Self> {
         let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
         let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
         // A run needs memory beside that, and so do other models.
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config> {
         let batching = json!({ "direct": {}, "state": state });
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": batching });
         Config::for_tests(&config, parameters)

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::parameters::{self, Parameters, parameter_line, with_axis};
-use super::raw::{ConfigError, bad};
+use super::raw::{Result, bad};
 
 pub const INPUT_WINDOWS: &str = "input_windows";
 pub const MAX_STEPS: &str = "max_steps_per_request";
@@ -20,7 +20,6 @@ pub struct Windows {
     pub most_steps: Option<usize>,
 }
 
-/// An input that is cut into windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     pub input: String,
@@ -55,7 +54,7 @@ pub struct Stop {
 }
 
 impl Windows {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const FORM: &str =
             "'input=elements', then '@axis' and ':pad' if needed, separated by spaces or commas, is expected";
         let inputs = parameters.assigned(INPUT_WINDOWS, FORM, None, |input, value| {
@@ -129,7 +128,7 @@ impl fmt::Display for Window {
 
 impl Repeat {
     /// Reads `<<<output, input>>>`, in the form of `state_pairs`. In `repeat_until`, `output` is short for `output=true`.
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const FEED_FORM: &str =
             "pairs '<<<output, input>>>' separated by spaces are expected, each name in one pair only";
         const FORM: &str = "'output=value', 'output=[value, value]', or the name of an output of TYPE_BOOL, separated by \
@@ -175,7 +174,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    fn config(parameters: &[(&str, &str)]) -> Result<Config> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
         Config::for_tests(&config, parameters)
     }

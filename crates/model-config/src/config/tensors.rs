@@ -7,7 +7,7 @@ use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};
 
 use super::parameters::{Parameters, parameter_line, with_axis};
-use super::raw::{self, ConfigError, data_type, field};
+use super::raw::{self, Result, data_type, field};
 
 /// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
 pub const ID_TENSOR: &str = "sequence_id";
@@ -54,23 +54,38 @@ pub struct Control {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ControlKind {
-    Start(FalseTrue),
-    End(FalseTrue),
-    /// The row carries a request and is no padding.
-    Ready(FalseTrue),
+    Flag(Flag, FalseTrue),
     /// The sequence id, as this type.
     CorrelationId(DataType),
 }
 
+/// What a control tells the model of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    Start,
+    End,
+    /// It is a request and no padding.
+    Ready,
+}
+
+impl fmt::Display for Flag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "START",
+            Self::End => "END",
+            Self::Ready => "READY",
+        })
+    }
+}
+
 impl fmt::Display for ControlKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, FalseTrue { no, yes }) = match self {
-            Self::Start(values) => ("START", values),
-            Self::End(values) => ("END", values),
-            Self::Ready(values) => ("READY", values),
-            Self::CorrelationId(data_type) => return write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
-        };
-        write!(f, "CONTROL_SEQUENCE_{name}, {no} for no, {yes} for yes")
+        match self {
+            Self::Flag(flag, FalseTrue { no, yes }) => {
+                write!(f, "CONTROL_SEQUENCE_{flag}, {no} for no, {yes} for yes")
+            }
+            Self::CorrelationId(data_type) => write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
+        }
     }
 }
 
@@ -82,33 +97,31 @@ pub struct FalseTrue {
     pub yes: f64,
 }
 
-pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
+pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>> {
     let all = raw.iter().flat_map(|input| input.control.iter().map(move |control| (&input.name, control)));
     all.map(|(name, control)| Ok(Control { name: name.clone(), kind: control_kind(name, control)? })).collect()
 }
 
-fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
+fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind> {
     let path = format!("control_input '{name}'");
-    match control.kind.as_str() {
-        "CONTROL_SEQUENCE_START" => Ok(ControlKind::Start(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_END" => Ok(ControlKind::End(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_READY" => Ok(ControlKind::Ready(false_true(&path, control)?)),
-        "CONTROL_SEQUENCE_CORRID" => Ok(ControlKind::CorrelationId(data_type(&path, &control.data_type)?)),
-        other => Err(field(path, other, "CONTROL_SEQUENCE_START, _END, _READY or _CORRID is expected")),
-    }
-}
-
-fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigError> {
-    match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
-    {
-        ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
-        ([], [no, yes], []) => Ok(FalseTrue { no: as_written(*no), yes: as_written(*yes) }),
-        ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+    let flag = match control.kind.as_str() {
+        "CONTROL_SEQUENCE_START" => Flag::Start,
+        "CONTROL_SEQUENCE_END" => Flag::End,
+        "CONTROL_SEQUENCE_READY" => Flag::Ready,
+        "CONTROL_SEQUENCE_CORRID" => return Ok(ControlKind::CorrelationId(data_type(&path, &control.data_type)?)),
+        other => return Err(field(path, other, "CONTROL_SEQUENCE_START, _END, _READY or _CORRID is expected")),
+    };
+    let raw::Control { int32_false_true: whole, fp32_false_true: real, bool_false_true: bools, .. } = control;
+    let (no, yes) = match (whole.as_slice(), real.as_slice(), bools.as_slice()) {
+        (&[no, yes], [], []) => (f64::from(no), f64::from(yes)),
+        ([], &[no, yes], []) => (as_written(no), as_written(yes)),
+        ([], [], &[no, yes]) => (f64::from(no), f64::from(yes)),
         _ => {
             let allowed = "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected";
-            Err(field(path, &control.kind, allowed))
+            return Err(field(path, &control.kind, allowed));
         }
-    }
+    };
+    Ok(ControlKind::Flag(flag, FalseTrue { no, yes }))
 }
 
 // The number as config.pbtxt has it. A cast of 0.2 from f32 to f64 would give 0.20000000298.
@@ -116,7 +129,7 @@ fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, ConfigError> {
+pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>> {
     let mut tensors: Vec<TensorConfig> = Vec::with_capacity(raw.len());
     for tensor in raw {
         let data_type = data_type(&format!("{list} '{}'.data_type", tensor.name), &tensor.data_type)?;
@@ -137,7 +150,7 @@ pub(super) fn take_tensor(
     tensors: &mut Vec<TensorConfig>,
     of_model: &[&str],
     wanted: &TensorConfig,
-) -> Result<bool, ConfigError> {
+) -> Result<bool> {
     let name = wanted.name.as_str();
     let Some(at) = tensors.iter().position(|tensor| tensor.name == name && !of_model.contains(&name)) else {
         return Ok(false);
@@ -228,7 +241,7 @@ pub struct Ragged {
 
 const CONTEXT: &str = "input_context";
 
-pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
+pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>> {
     const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
                         separated by spaces or commas, is expected";
     parameters.assigned(CONTEXT, FORM, None, |input, value| {
@@ -255,7 +268,7 @@ pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigEr
 }
 
 /// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them.
-pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
     // The values stay text, because only the model says their data type.
     parameters.assigned("constant_inputs", FORM, None, |name, value| Ok((name, value.values(FORM)?)))
@@ -315,7 +328,7 @@ impl fmt::Display for Context {
 }
 
 impl Ragged {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const OUTPUTS: &str = "padded_outputs";
         const INPUT_FORM: &str =
             "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
@@ -340,7 +353,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    fn config(parameters: &[(&str, &str)]) -> Result<Config> {
         let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
         Config::for_tests(&config, parameters)
     }

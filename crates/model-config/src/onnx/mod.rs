@@ -10,5 +10,5 @@ mod signature;
 mod source;
 
 pub use nodes::{Nodes, Recurrence, unrepeatable};
-pub use signature::{Signature, TensorInfo, agree, all_agree};
+pub use signature::{Signature, TensorInfo, agree, all_agree, open_axes};
 pub use source::ModelSource;

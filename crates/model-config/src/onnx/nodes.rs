@@ -134,18 +134,13 @@ fn constant_outputs(model: &ModelProto) -> Vec<String> {
 /// Adds what the nodes give in every run to what is constant. A graph lists its nodes in the order in which they run.
 fn with_constant_nodes<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>) -> HashSet<&'a str> {
     for node in nodes {
-        if always_gives_the_same(node, &constants) {
+        // A subgraph may take what is not listed among the node's inputs.
+        let may_differ = node.graphs().next().is_some() || RANDOM.contains(&node.op_type());
+        if !may_differ && node.input.iter().all(|name| is_constant(name, &constants)) {
             constants.extend(node.output.iter().map(String::as_str));
         }
     }
     constants
-}
-
-fn always_gives_the_same(node: &NodeProto, constants: &HashSet<&str>) -> bool {
-    node.input.iter().all(|name| is_constant(name, constants))
-        // A subgraph may take what is not listed among the node's inputs.
-        && node.graphs().next().is_none()
-        && !RANDOM.contains(&node.op_type())
 }
 
 fn is_constant(name: &str, constants: &HashSet<&str>) -> bool {

@@ -88,6 +88,11 @@ pub const fn agree(a: i64, b: i64) -> bool {
     a == b || a < 0 || b < 0
 }
 
+/// The dimensions that a model leaves open, without the batch.
+pub fn open_axes(dims: &[i64], batch_axis: Option<usize>) -> Vec<usize> {
+    (0..dims.len()).filter(|&axis| dims[axis] < 0 && Some(axis) != batch_axis).collect()
+}
+
 pub fn all_agree(a: &[i64], b: &[i64]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
 }
