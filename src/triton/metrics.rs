@@ -13,7 +13,7 @@ use triton_sys::{
 };
 
 use super::error::{Code, Error, check};
-use super::raw::c_name;
+use super::response::c_name;
 
 #[derive(Clone, Copy)]
 pub enum Kind {
