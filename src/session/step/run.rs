@@ -6,12 +6,11 @@ use gpu_rows::{Foreign, for_run};
 use rows::tensor::{Part, StorageType, element_count};
 use smallvec::SmallVec;
 
-use super::{Input, Step};
+use super::{Input, MadeTensor, Output, OutputGiven, Step, tensor_error};
 use crate::memory::Bytes;
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::calls::{Arguments, GraphKey};
 use crate::session::open::RunOptions;
-use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, SessionError, Value};
 
 #[derive(Default)]
