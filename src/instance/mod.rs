@@ -15,8 +15,7 @@ use sequences::{Admission, Finished};
 use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
 use crate::batch::gather::{gather, note_counts};
-use crate::batch::grouping::Grouping;
-use crate::batch::isolation::{Isolation, Standing};
+use crate::batch::grouping::{Grouping, Isolation, Standing};
 use crate::batch::respond::{Answers, Filled, empty_response};
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
@@ -296,10 +295,8 @@ impl Instance {
         if self.model.binding.generated().next().is_none() {
             return rows;
         }
-        let mut counts = self
-            .sequences
-            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), |of| of.counts.clone())
-            .into_iter();
+        let mut counts =
+            self.sequences.look_at_each(rows.iter().map(|row| row.state.slot()), |of| of.counts.clone()).into_iter();
         self.sift(rows, times, answered, |of, row| {
             let kept = counts.next().unwrap_or_default();
             let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
@@ -453,7 +450,7 @@ impl Instance {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
             None => Finished::lost(lane),
         });
-        let slot = state.lease.as_ref().map(Lease::slot).filter(|_| self.model.keeper.is_some());
+        let slot = state.slot().filter(|_| self.model.keeper.is_some());
         let steps = slot.and_then(|slot| self.sequences.change_extras(slot, |of| of.steps));
         let leaves = end && state.lease.as_ref().is_some_and(|lease| !lease.ends());
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {

@@ -9,7 +9,7 @@ use crate::batch::Row;
 use crate::batch::gather::counts_after;
 use crate::batch::respond::{Filled, empty_response};
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
-use crate::binding::{BoundState, Flag, Initial, InitialContent};
+use crate::binding::{Flag, Initial, InitialContent};
 use crate::config::Strategy;
 use crate::error::{AdmissionError, InputError, RequestError, StateApiError, StoredError};
 use crate::model::{Answered, Extras, Lease, RepeatKey};
@@ -51,7 +51,7 @@ impl Instance {
 
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
     fn prepare(&mut self, row: &mut Row, asked: &mut StateRequest) -> Result<bool, RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+        let Some(slot) = row.state.slot() else {
             return Err(conflict("a request without a sequence cannot use the State API").into());
         };
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
@@ -163,13 +163,10 @@ impl Instance {
 
     pub(super) fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
         let Change { given, contexts, extras } = change;
-        if row.state.start {
-            let state = self.first_state(given, contexts);
-            self.write(row, &state)?;
-        } else if !given.is_empty() || !matches!(contexts, Contexts::Kept) {
-            let mut state = self.read(slot)?;
+        if row.state.start || !given.is_empty() || !matches!(contexts, Contexts::Kept) {
+            let mut state = if row.state.start { self.first_state() } else { self.read(slot)? };
             for (state, given) in state.states.iter_mut().zip(given) {
-                *state = given.unwrap_or_else(|| state.clone());
+                given.into_iter().for_each(|given| *state = given);
             }
             match contexts {
                 Contexts::Kept => {}
@@ -234,23 +231,19 @@ impl Instance {
         Ok(given)
     }
 
-    /// The state with which a sequence begins that runs nothing.
-    fn first_state(&self, given: Vec<Option<Initial>>, contexts: Contexts) -> SequenceState {
+    /// The state with which a sequence begins that runs nothing and is given nothing.
+    fn first_state(&self) -> SequenceState {
         let binding = &self.model.binding;
-        let mut given = given.into_iter().chain(std::iter::repeat(None));
-        let state = |state: &BoundState| given.next().flatten().unwrap_or_else(|| state.initial.clone());
-        let states = binding.states.iter().map(state).collect();
-        let contexts = match contexts {
-            Contexts::Given(bytes) => bytes,
-            Contexts::Kept | Contexts::Reset => binding.contexts().map(|(_, _, of)| vec![0; of.bytes]).collect(),
-        };
-        SequenceState { states, contexts }
+        SequenceState {
+            states: binding.states.iter().map(|state| state.initial.clone()).collect(),
+            contexts: binding.contexts().map(|(_, _, of)| vec![0; of.bytes]).collect(),
+        }
     }
 
     /// Gives a row the held inputs that it leaves out, and notes those that it brings. `origin`: what the sequence goes
     /// on from, if not from its own.
     fn hold(&mut self, row: &mut Row, origin: Option<Extras>) -> Result<(), RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+        let Some(slot) = row.state.slot() else {
             let mut held = self.model.binding.request_inputs().filter(|(_, of)| of.is_held && !of.optional);
             let missing = held.find(|(_, of)| row.request.input(of.position).is_none());
             return missing.map_or(Ok(()), |(input, _)| Err(InputError::Missing(input.name.clone()).into()));
@@ -341,7 +334,7 @@ impl Instance {
         asked: &StateRequest,
         response: &Response,
     ) -> Result<(), RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot).filter(|_| asked.reads()) else { return Ok(()) };
+        let Some(slot) = row.state.slot().filter(|_| asked.reads()) else { return Ok(()) };
         let extras = self.sequences.extras(slot).unwrap_or_default();
         let over = || conflict("the sequence is over");
         let states = if asked.get.is_empty() { Some(Vec::new()) } else { self.store.read_states(slot, &asked.get)? };
@@ -372,7 +365,7 @@ impl Instance {
         }
         let is_last = |row: &Row| !row.state.discards && !row.has_more_steps();
         for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && is_last(row)) {
-            let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
+            let Some(slot) = row.state.slot() else { continue };
             let (extras, counts) = (row.extras.take(), counts_after(binding, row));
             self.sequences.change_extras(slot, |kept| {
                 let before = extras.map(|extras| std::mem::replace(kept, *extras));

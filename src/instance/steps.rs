@@ -68,9 +68,7 @@ impl Instance {
             return rows;
         }
         self.store.note_first(&mut rows);
-        let kept = self
-            .sequences
-            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), Extras::clone);
+        let kept = self.sequences.look_at_each(rows.iter().map(|row| row.state.slot()), Extras::clone);
         let mut kept = kept.into_iter();
         self.sift(rows, times, answered, |of, row| {
             let kept = kept.next().unwrap_or_default();
@@ -79,7 +77,7 @@ impl Instance {
             if row.course.as_ref().is_some_and(|course| course.steps == 0) {
                 return of.answer_without_step(row).map(Some);
             }
-            let slot = row.state.lease.as_ref().map(Lease::slot);
+            let slot = row.state.slot();
             let may_be_undone = row.may_be_undone(of.model.keeper.is_some());
             if let (true, Some(slot), Some(course)) = (may_be_undone, slot, &mut row.course) {
                 course.before = Some(of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?);
@@ -91,7 +89,7 @@ impl Instance {
     /// Keeps what a request brings that makes no step, and answers it.
     fn answer_without_step(&mut self, row: &mut Row) -> Result<Response, RequestError> {
         let response = empty_response(&self.model.binding, row)?;
-        let slot = row.state.lease.as_ref().map(Lease::slot);
+        let slot = row.state.slot();
         if let Some(slot) = slot.filter(|_| !row.state.discards) {
             let (given, contexts) = (std::mem::take(&mut row.state.given), std::mem::take(&mut row.state.contexts));
             let extras = row.extras.take().map(|extras| *extras);
