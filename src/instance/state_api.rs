@@ -275,13 +275,13 @@ impl Instance {
 
     /// Charges what a sequence is to hold to the model's limit, unless it shares that with another sequence.
     pub(super) fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), StateApiError> {
-        let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
+        let bytes = held.iter().flatten().map(|input| input.elements.byte_len()).fold(0, usize::saturating_add);
         let limit = self.model.config.states.limits.per_sequence;
         if bytes > limit {
             return Err(StateApiError::HeldTooLarge { bytes, limit });
         }
         for input in held.iter_mut().flatten().filter(|input| input.charge.is_none()) {
-            let charge = self.sequences.charge(input.byte_len()).map_err(StateApiError::HeldRoom)?;
+            let charge = self.sequences.charge(input.elements.byte_len()).map_err(StateApiError::HeldRoom)?;
             input.charge = Some(charge.into());
         }
         Ok(())
