@@ -423,7 +423,7 @@ impl Instance {
         for (row, response) in batch.iter_mut().zip(responses) {
             let of_request = row.times(times);
             if let (Ok(_), true) = (&response, row.has_more_steps()) {
-                response.into_iter().filter(|_| each).for_each(|response| row.request.send_part(response));
+                response.into_iter().filter(|_| each).for_each(Response::send_part);
                 continue;
             }
             let response = response.and_then(|response| {

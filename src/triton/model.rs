@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 
+use scopeguard::guard;
 use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONSERVER_Message, call};
 
 use super::error::{Code, Error, check, get};
@@ -148,14 +149,14 @@ impl Instance {
     }
 
     pub fn report_memory(self, gpu: i32, bytes: usize) -> Result<(), Error> {
-        let mut usage = Usage(ptr::null_mut());
-        // SAFETY: alive by `new`; the attributes are made here, set while they live, and stay ours.
+        // SAFETY: alive by `new`; the attributes are made here, set while they live, stay ours, and are deleted once.
         unsafe {
-            check(call!(TRITONSERVER_BufferAttributesNew(&mut usage.0)))?;
-            check(call!(TRITONSERVER_BufferAttributesSetMemoryType(usage.0, triton_sys::TRITONSERVER_MEMORY_GPU)))?;
-            check(call!(TRITONSERVER_BufferAttributesSetMemoryTypeId(usage.0, i64::from(gpu))))?;
-            check(call!(TRITONSERVER_BufferAttributesSetByteSize(usage.0, bytes)))?;
-            check(call!(TRITONBACKEND_ModelInstanceReportMemoryUsage(self.0.as_ptr(), &mut usage.0, 1)))
+            let made = get!(TRITONSERVER_BufferAttributesNew())?;
+            let mut usage = guard(made, |made| note(check(call!(TRITONSERVER_BufferAttributesDelete(made)))));
+            check(call!(TRITONSERVER_BufferAttributesSetMemoryType(*usage, triton_sys::TRITONSERVER_MEMORY_GPU)))?;
+            check(call!(TRITONSERVER_BufferAttributesSetMemoryTypeId(*usage, i64::from(gpu))))?;
+            check(call!(TRITONSERVER_BufferAttributesSetByteSize(*usage, bytes)))?;
+            check(call!(TRITONBACKEND_ModelInstanceReportMemoryUsage(self.0.as_ptr(), &mut *usage, 1)))
         }
     }
 
@@ -208,18 +209,6 @@ impl Instance {
                 execute_end
             )))
         });
-    }
-}
-
-/// Attributes of memory in use; null before they are made.
-struct Usage(*mut triton_sys::TRITONSERVER_BufferAttributes);
-
-impl Drop for Usage {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: made by `report_memory`, deleted once.
-            note(unsafe { check(call!(TRITONSERVER_BufferAttributesDelete(self.0))) });
-        }
     }
 }
 

@@ -267,13 +267,6 @@ impl Request {
         }
     }
 
-    /// Sends a response that others follow. One that can't be sent is logged: the client misses it.
-    pub fn send_part(&self, response: Response) {
-        if let Err(error) = response.send_part() {
-            log::error!("a response could not be sent: {error}");
-        }
-    }
-
     /// Releases a request that gets no answer.
     pub fn release_unanswered(mut self) {
         self.answered = true;

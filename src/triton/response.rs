@@ -235,11 +235,13 @@ impl Response {
         unless_unsupported(unsafe { check(call!(TRITONBACKEND_ResponseSetBoolParameter(raw, name.as_ptr(), flag))) })
     }
 
-    pub(super) fn send_part(self) -> Result<(), Error> {
-        match self.0 {
+    /// Sends a response that others follow. One that can't be sent is logged: the client misses it.
+    pub fn send_part(self) {
+        let sent = match self.0 {
             Kind::Whole(raw) => raw.send(None, false),
             _ => Err(Error::new(Code::Internal, "only a whole response can be followed by others")),
-        }
+        };
+        sent.unwrap_or_else(|error| log::error!("a response could not be sent: {error}"));
     }
 
     /// Sends it as the final response, with the error if there is one.

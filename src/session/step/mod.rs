@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_rows::{DeviceMemory, Foreign, Pinned, Queue};
-use parking_lot::MutexGuard;
 use rows::copies;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Part, StorageType, element_count};
@@ -56,12 +55,10 @@ struct Input {
     keeps: usize,
 }
 
-/// A row of an output of the last run, to be copied on the step's device.
-#[derive(Clone, Copy)]
+/// A copy of a row of an output of the last run, on the step's device. It borrows the step, so that no run can come before it.
 pub struct OutputCopy<'a> {
-    pub output: usize,
-    pub part: Part,
-    pub to: Foreign<'a>,
+    from: u64,
+    to: Foreign<'a>,
 }
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
@@ -196,45 +193,36 @@ impl Step {
         self.outputs[index].made.take()
     }
 
-    /// Whether a row of an output of the last run can be copied on the step's device: it is one piece there, and goes to
-    /// memory of that device.
-    pub fn can_copy_output(&self, copy: &OutputCopy) -> bool {
-        matches!(self.one_piece(copy), Ok(Some(_)))
-    }
-
-    /// Copies rows of the last run, which succeeded, on the step's device, and waits until they are there. Each is one
-    /// that can be copied ([`Step::can_copy_output`]).
+    /// Copies rows of the last run, which succeeded, on the step's device, and waits until they are there.
     pub fn copy_outputs(&self, copies: &[OutputCopy]) -> Result<(), SessionError> {
         let Some(queue) = self.copier.queue().filter(|_| !copies.is_empty()) else { return Ok(()) };
-        let mut queue = CopiesUnderWay(queue);
+        // It waits when it is dropped, so that the copies have happened on every path. A queue that has failed says so at its
+        // next use.
+        let mut queue = scopeguard::guard(queue, |mut queue| _ = queue.synchronise());
         for copy in copies {
-            let Some(from) = self.one_piece(copy)? else { continue };
             // SAFETY: a row of a tensor that is there until the next run, and memory that is borrowed. The queue is
             // waited for before this returns, whatever happens.
-            unsafe { queue.0.copy_out(from, copy.to)? };
+            unsafe { queue.copy_out(copy.from, copy.to)? };
         }
-        Ok(queue.0.synchronise()?)
+        Ok(queue.synchronise()?)
     }
 
-    /// Where a row of an output of the last run is on the step's device, if it is one piece there and goes to memory of
-    /// that device.
-    fn one_piece(&self, copy: &OutputCopy) -> Result<Option<u64>, SessionError> {
-        let OutputCopy { output, part, to } = copy;
-        let output = &self.outputs[*output];
+    /// How a part of an output of the last run is copied on the step's device, if it is one piece there and goes to memory
+    /// of that device.
+    pub fn output_copy<'a>(&'a self, output: usize, part: &Part, to: Foreign<'a>) -> Option<OutputCopy<'a>> {
+        let output = &self.outputs[output];
         let is_there = self.copier.device().is_some_and(|device| device.number() == to.gpu());
-        let Some(from) = part.contiguous_from().filter(|_| is_there && to.byte_len() == part.bytes()) else {
-            return Ok(None);
-        };
+        let from = part.contiguous_from().filter(|_| is_there && to.byte_len() == part.bytes())?;
         let batch = match (&output.given, &output.made) {
             (Some(given), _) => {
                 check(part, given.bytes);
                 given.address
             }
-            (None, Some(made)) if made.is_on_device => made.address_for(part)?,
+            (None, Some(made)) if made.is_on_device => made.address_for(part).ok()?,
             (None, None) if matches!(output.tensor.memory, TensorMemory::Device(_)) => output.tensor.address_for(part),
-            _ => return Ok(None),
+            _ => return None,
         };
-        Ok(Some(batch + from as u64))
+        Some(OutputCopy { from: batch + from as u64, to })
     }
 
     /// Leaves an input out of the next run: the model has a value of its own.
@@ -444,16 +432,6 @@ impl MadeTensor {
 
     pub(super) fn address(&self) -> Result<u64, SessionError> {
         self.value.address().map_err(SessionError::Run)
-    }
-}
-
-/// Dropped, it waits, so that the copies have happened on every path.
-struct CopiesUnderWay<'a>(MutexGuard<'a, Queue>);
-
-impl Drop for CopiesUnderWay<'_> {
-    fn drop(&mut self) {
-        // A queue that has failed says so at its next use.
-        let _ = self.0.synchronise();
     }
 }
 
