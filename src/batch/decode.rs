@@ -38,17 +38,13 @@ struct ExpectedInput {
     request: RequestInput,
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
-    /// A node that must not run over no steps, if nothing stands in front of the request's elements.
-    needs_elements: Option<String>,
 }
 
 impl Expected {
     pub fn new(binding: &Arc<Binding>, state_api: Option<&StateApi>, gpu: Option<i32>) -> Self {
         let inputs = binding.request_inputs().map(|(input, request)| {
-            let may_be_empty = request.context.is_some() || request.window.is_some();
-            let needs_elements = binding.needs_steps.clone().filter(|_| !may_be_empty);
             let dims = request.request_dims(input);
-            ExpectedInput { input: input.clone(), request: request.clone(), dims, needs_elements }
+            ExpectedInput { input: input.clone(), request: request.clone(), dims }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -167,14 +163,18 @@ impl Expected {
         if asked.as_ref().is_some_and(|asked| !asked.progress.runs) {
             return Ok(());
         }
-        Ok(self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))?)
+        Ok(self
+            .inputs
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, expected)| expected.check(request, index, &self.binding))?)
     }
 }
 
 impl ExpectedInput {
     /// Checks an input, and copies strings, and what a whole batch shares, because others could change them.
     /// [`Expected::fetch`] does this for inputs on GPUs.
-    fn check(&self, request: &mut Request, index: usize) -> Result<(), InputError> {
+    fn check(&self, request: &mut Request, index: usize, binding: &Binding) -> Result<(), InputError> {
         let BoundInput { data_type, batch_axis, .. } = self.input;
         let name = || self.input.name.clone();
         let Some(input) = request.input(index) else {
@@ -204,7 +204,9 @@ impl ExpectedInput {
         }
         // Dims whose product overflows are those of no tensor, so the number of bytes differs below.
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
-        if let (0, Some(node)) = (count, &self.needs_elements) {
+        // A context or what is left over stands in front of the request's elements.
+        let may_be_empty = self.request.context.is_some() || self.request.window.is_some();
+        if let (0, false, Some(node)) = (count, may_be_empty, &binding.needs_steps) {
             return Err(InputError::NoSteps { name: name(), came: input.dims().to_vec(), node: node.clone() });
         }
         if data_type == DataType::Bytes {

@@ -188,42 +188,35 @@ impl Instance {
         asked: &mut StateRequest,
         origin: Option<&Snapshot>,
     ) -> Result<Vec<Option<Initial>>, RequestError> {
-        let mut given: Vec<Option<Initial>> = match origin {
-            Some(origin) => origin.state.states.iter().cloned().map(Some).collect(),
-            None => Vec::new(),
-        };
-        let states = self.model.binding.states.len();
+        let binding = &self.model.binding;
+        let mut given: Vec<Option<Initial>> =
+            origin.map_or_else(Vec::new, |origin| origin.state.states.iter().cloned().map(Some).collect());
         let begins = row.state.start && origin.is_none();
-        if begins || !asked.reset.is_empty() {
-            given.resize(states, None);
-            let needs = |number: usize| begins || asked.reset.contains(&number);
-            let is_set = |number: usize| asked.set.get(number).is_some_and(Option::is_some);
-            let from_model = |number: &usize| {
-                needs(*number)
-                    && !is_set(*number)
-                    && self.model.binding.states[*number].initial.content == InitialContent::Model
-            };
-            let of_model: Vec<usize> = (0..states).filter(from_model).collect();
-            for &number in &asked.reset {
-                given[number] = Some(self.model.binding.states[number].initial.clone());
+        if begins || !asked.reset.is_empty() || !asked.set.is_empty() {
+            given.resize(binding.states.len(), None);
+        }
+        let is_from_model = |&number: &usize| {
+            let is_set = asked.set.get(number).is_some_and(Option::is_some);
+            let is_initial = begins || asked.reset.contains(&number);
+            is_initial && !is_set && binding.states[number].initial.content == InitialContent::Model
+        };
+        let from_model: Vec<usize> = (0..given.len()).filter(is_from_model).collect();
+        for &number in &asked.reset {
+            given[number] = Some(binding.states[number].initial.clone());
+        }
+        if !from_model.is_empty() {
+            if !asked.progress.runs {
+                let why = "the initial state comes from the initial_state_model, which reads the inputs of the \
+                           request: send them, or the state";
+                return Err(conflict(why).into());
             }
-            if !of_model.is_empty() {
-                if !asked.progress.runs {
-                    let why = "the initial state comes from the initial_state_model, which reads the inputs of the \
-                               request: send them, or the state";
-                    return Err(conflict(why).into());
-                }
-                if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
-                    let mut initial = step.run(&self.model.binding, &model.binding, Some(&row.request))?;
-                    of_model.into_iter().for_each(|number| given[number] = initial[number].take());
-                }
+            if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
+                let mut initial = step.run(binding, &model.binding, Some(&row.request))?;
+                from_model.into_iter().for_each(|number| given[number] = initial[number].take());
             }
         }
-        if !asked.set.is_empty() {
-            given.resize(states, None);
-            for (given, set) in given.iter_mut().zip(std::mem::take(&mut asked.set)) {
-                *given = set.or_else(|| given.take());
-            }
+        for (given, set) in given.iter_mut().zip(std::mem::take(&mut asked.set)) {
+            *given = set.or_else(|| given.take());
         }
         if given.iter().all(Option::is_none) {
             given.clear();
@@ -248,13 +241,9 @@ impl Instance {
             let missing = held.find(|(_, of)| row.request.input(of.position).is_none());
             return missing.map_or(Ok(()), |(input, _)| Err(InputError::Missing(input.name.clone()).into()));
         };
-        let is_new = origin.is_some();
-        let mut extras = match origin {
-            Some(extras) => extras,
-            None => self.sequences.extras(slot).unwrap_or_default(),
-        };
+        let mut changed = origin.is_some();
+        let mut extras = origin.unwrap_or_else(|| self.sequences.extras(slot).unwrap_or_default());
         let brought = row.hold_inputs(&self.model.binding)?;
-        let mut changed = is_new;
         extras.held.resize(brought.len(), None);
         for (position, brought) in brought.into_iter().enumerate() {
             changed |= brought.is_some();

@@ -13,7 +13,7 @@ use gpu_rows::Foreign;
 use parking_lot::Mutex;
 use rows::client::{ClientBytes, ClientBytesMut};
 use rows::tensor::DataType;
-use rows::{NoMemory, reserve};
+use rows::{NoMemory, reserve, zeros};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, TRITONBACKEND_ResponseFactory, call};
@@ -187,8 +187,7 @@ impl Response {
             Kind::Whole(raw) => raw.output(name, data_type, dims, bytes),
             Kind::End(_) => Err(Error::new(Code::Internal, "an answer without a response has no outputs")),
             Kind::Row { outputs, .. } | Kind::Step(outputs) => {
-                let mut memory = reserve(bytes).map_err(no_memory)?;
-                memory.resize(bytes, 0u8);
+                let mut memory: Vec<u8> = zeros(bytes).map_err(no_memory)?;
                 let start = memory.as_mut_ptr();
                 outputs.lock().push(RowOutput { name: name.to_owned(), data_type, dims: dims.into(), bytes: memory });
                 // SAFETY: the vector's memory stays where it is until the response is sent or dropped, which the borrow
