@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rows::tensor::{DataType, RowAt, StorageType, WindowLayout};
-use rows::{copies, reserve};
+use rows::{copies, zeros};
 
 use super::outputs::Gathering;
 use crate::binding::{Binding, BoundInput, BoundWindow, RequestInput, ShapeForm};
@@ -163,9 +163,8 @@ impl Cut {
         let layout = WindowLayout::new(input.data_type, &in_model, input.batch_axis, window.axis).ok_or_else(|| {
             InputError::Shape { name: input.name.clone(), came: sent.dims().to_vec(), wanted: in_model.clone() }
         })?;
-        let mut bytes = reserve(layout.window_bytes(with_zeros))?;
-        // Zeros, which stay at the end of a window that is filled up.
-        bytes.resize(layout.window_bytes(with_zeros), 0);
+        // The zeros stay at the end of a window that is filled up.
+        let mut bytes = zeros(layout.window_bytes(with_zeros))?;
         copies::put(&layout.window(ALONE, 0..of.kept), StorageType::Exact, kept, &mut bytes);
         copies::put_pieces(&layout.window(ALONE, of.kept..all), sent.pieces(), &mut bytes);
         let axis = window.axis + usize::from(bound.form != ShapeForm::Plain);
@@ -175,8 +174,7 @@ impl Cut {
 
     fn elements(&self, range: Range<usize>) -> Result<Vec<u8>, RequestError> {
         let part = self.layout.window(ALONE, range);
-        let mut elements = reserve(part.bytes())?;
-        elements.resize(part.bytes(), 0);
+        let mut elements = zeros(part.bytes())?;
         copies::take(&part, StorageType::Exact, &self.bytes, &mut elements);
         Ok(elements)
     }

@@ -1,4 +1,5 @@
-//! From a request to a row that fits the model.
+//! From a request to a row that fits the model; and where this backend schedules the sequences, first to its id, START and
+//! END.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -6,12 +7,15 @@ use std::time::Instant;
 
 use gpu_rows::Foreign;
 use rows::tensor::{DataType, dims_fit, element_count};
+use sequences::scheduler::{Control, Origin};
 use sequences::{Key, SequenceId};
+use smallvec::SmallVec;
 
 use super::course::Course;
 use super::state_api::{StateReader, StateRequest, check_strings, check_type};
 use super::{Row, TellsId, fault};
 use crate::binding::{Binding, BoundControl, BoundInput, RequestInput, ShapeForm, Source, StateApi, StepsMultiple};
+use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::{AdmissionError, InputError, RequestError};
 use crate::panic;
 use crate::store::RowState;
@@ -34,17 +38,13 @@ struct ExpectedInput {
     request: RequestInput,
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
-    /// A node that must not run over no steps, if nothing stands in front of the request's elements.
-    needs_elements: Option<String>,
 }
 
 impl Expected {
     pub fn new(binding: &Arc<Binding>, state_api: Option<&StateApi>, gpu: Option<i32>) -> Self {
         let inputs = binding.request_inputs().map(|(input, request)| {
-            let may_be_empty = request.context.is_some() || request.window.is_some();
-            let needs_elements = binding.needs_steps.clone().filter(|_| !may_be_empty);
             let dims = request.request_dims(input);
-            ExpectedInput { input: input.clone(), request: request.clone(), dims, needs_elements }
+            ExpectedInput { input: input.clone(), request: request.clone(), dims }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -163,14 +163,18 @@ impl Expected {
         if asked.as_ref().is_some_and(|asked| !asked.progress.runs) {
             return Ok(());
         }
-        Ok(self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))?)
+        Ok(self
+            .inputs
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, expected)| expected.check(request, index, &self.binding))?)
     }
 }
 
 impl ExpectedInput {
     /// Checks an input, and copies strings, and what a whole batch shares, because others could change them.
     /// [`Expected::fetch`] does this for inputs on GPUs.
-    fn check(&self, request: &mut Request, index: usize) -> Result<(), InputError> {
+    fn check(&self, request: &mut Request, index: usize, binding: &Binding) -> Result<(), InputError> {
         let BoundInput { data_type, batch_axis, .. } = self.input;
         let name = || self.input.name.clone();
         let Some(input) = request.input(index) else {
@@ -200,7 +204,9 @@ impl ExpectedInput {
         }
         // Dims whose product overflows are those of no tensor, so the number of bytes differs below.
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
-        if let (0, Some(node)) = (count, &self.needs_elements) {
+        // A context or what is left over stands in front of the request's elements.
+        let may_be_empty = self.request.context.is_some() || self.request.window.is_some();
+        if let (0, false, Some(node)) = (count, may_be_empty, &binding.needs_steps) {
             return Err(InputError::NoSteps { name: name(), came: input.dims().to_vec(), node: node.clone() });
         }
         if data_type == DataType::Bytes {
@@ -249,4 +255,109 @@ fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), AdmissionError> 
         SequenceId::Number(id) if id > most => Err(AdmissionError::IdTooLarge { id, data_type, most }),
         SequenceId::Number(_) => Ok(()),
     }
+}
+
+/// Reads a request's id, START and END, if this backend schedules the sequences: from Triton's request parameters, or
+/// from the special inputs of OpenVINO Model Server (`sequence_id` and `sequence_control_input`).
+pub struct ControlReader {
+    /// The special inputs that the configuration lists, the id first.
+    names: Vec<CString>,
+    takes: TakesIds,
+    /// Most inputs that a request can have without a special one.
+    inputs: usize,
+}
+
+/// The ids and the controls in a request's special inputs, by row; `None` if it doesn't have the input.
+type Special = (Option<Vec<u64>>, Option<Vec<u32>>);
+
+impl ControlReader {
+    /// `inputs`: number of the other inputs that every request must carry.
+    pub fn new(takes: TakesIds, inputs: usize) -> Self {
+        let names = [(takes.id, ID_TENSOR), (takes.control, CONTROL_INPUT)];
+        Self { names: names.into_iter().filter(|(is, _)| *is).map(|(_, name)| c_name(name)).collect(), takes, inputs }
+    }
+
+    /// The control of each row of a request. Checks in the order of OpenVINO Model Server: the special inputs, the
+    /// control value, the id.
+    pub fn read(&self, request: &mut Request) -> Result<SmallVec<[Control; 1]>, RequestError> {
+        let (start, end) = request.start_and_end()?;
+        let id = request.sequence_id()?;
+        // Looking for the special inputs costs an error object of core's for each one that isn't there.
+        let is_plain = id.is_some() && request.input_count()? as usize <= self.inputs;
+        let (ids, controls) = if is_plain { Special::default() } else { self.special(request)? };
+        let rows = ids.as_ref().map(Vec::len).or(controls.as_ref().map(Vec::len)).unwrap_or(1);
+        let parameters = Control { id, start, end, origin: Origin::Own };
+        let row = |row: usize| {
+            let id = ids.as_ref().map(|ids| ids.get(row).copied().unwrap_or(0));
+            let control = controls.as_ref().map(|controls| controls.get(row).copied().unwrap_or(0));
+            of_row(&parameters, id.filter(|&id| id != 0), control)
+        };
+        Ok((0..rows).map(row).collect::<Result<_, _>>()?)
+    }
+
+    fn special(&self, request: &mut Request) -> Result<Special, RequestError> {
+        if self.names.is_empty() {
+            return Ok(Special::default());
+        }
+        request.bind_inputs(&self.names)?;
+        let (mut ids, mut controls) = Special::default();
+        if self.takes.id {
+            ids = elements(request, 0, ID_TENSOR)?.map(|ids| ids.into_iter().map(u64::from_ne_bytes).collect());
+        }
+        if self.takes.control {
+            let read = elements(request, usize::from(self.takes.id), CONTROL_INPUT)?;
+            controls = read.map(|read| read.into_iter().map(u32::from_ne_bytes).collect());
+        }
+        match controls.iter().flatten().find(|&&control| control > 2) {
+            Some(&control) => Err(AdmissionError::Control(control).into()),
+            None => Ok((ids, controls)),
+        }
+    }
+}
+
+/// Joins the request parameters with the special inputs of a row. Fails if they differ.
+fn of_row(parameters: &Control, id: Option<u64>, control: Option<u32>) -> Result<Control, AdmissionError> {
+    let id = id.map(SequenceId::Number);
+    if let (Some(by_parameter), Some(by_input)) = (&parameters.id, &id)
+        && by_parameter != by_input
+    {
+        let (parameter, input) = (by_parameter.to_string(), by_input.to_string());
+        return Err(AdmissionError::IdConflict { what: ID_TENSOR, parameter, input });
+    }
+    let by_parameters = (parameters.start, parameters.end);
+    let (start, end) = control.map_or(by_parameters, |control| (control == 1, control == 2));
+    if by_parameters != (false, false) && by_parameters != (start, end) {
+        let parameter = match by_parameters {
+            (true, true) => "START and END",
+            (true, false) => "START",
+            _ => "END",
+        };
+        let (parameter, input) = (parameter.to_owned(), control.unwrap_or(0).to_string());
+        return Err(AdmissionError::IdConflict { what: CONTROL_INPUT, parameter, input });
+    }
+    let id = parameters.id.clone().or(id);
+    if id.is_none() && !start {
+        return Err(AdmissionError::IdNotProvided);
+    }
+    Ok(Control { id, start, end, origin: Origin::Own })
+}
+
+/// The elements of bound input number `index`, one for each row; `None` if the request doesn't have it. Core has
+/// checked its type against the configuration, whose type was checked at load.
+fn elements<const N: usize>(
+    request: &mut Request,
+    index: usize,
+    name: &'static str,
+) -> Result<Option<Vec<[u8; N]>>, RequestError> {
+    let Some(input) = request.input(index) else { return Ok(None) };
+    let came = input.dims().to_vec();
+    let bytes = input.bytes();
+    if bytes == 0 || came.first() != Some(&((bytes / N) as i64)) {
+        return Err(AdmissionError::TensorShape { name, came }.into());
+    }
+    // The client may have it in memory of a GPU.
+    request.copy_input(index).map_err(|error| InputError::not_copied(name, error))?;
+    let mut copied = Vec::with_capacity(bytes);
+    request.input(index).into_iter().flat_map(|input| input.pieces()).for_each(|piece| piece.append_to(&mut copied));
+    Ok(Some(copied.chunks_exact(N).map(|chunk| chunk.try_into().unwrap_or([0; N])).collect()))
 }

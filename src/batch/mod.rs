@@ -6,12 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod at_load;
-pub mod control;
 mod course;
 pub mod decode;
 pub mod gather;
 pub mod grouping;
-pub mod isolation;
 pub mod kept;
 mod outputs;
 pub mod respond;
@@ -102,7 +100,7 @@ impl Row {
         }
     }
 
-    /// The good requests of its sequence, for [`isolation`].
+    /// The good requests of its sequence, for [`grouping::Isolation`].
     pub fn good(&self) -> Option<Good> {
         self.state.lease.as_ref().filter(|_| !self.state.is_fresh()).map(Lease::good)
     }

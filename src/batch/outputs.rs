@@ -1,11 +1,11 @@
 //! Outputs on their way to answers: written to where Triton wants them, the host or a GPU; and those of the steps of a request,
 //! put together.
 
-use std::borrow::Cow;
+use std::ops::Range;
 
 use gpu_rows::{DeviceError, Foreign};
 use rows::tensor::{DataType, Dims};
-use rows::{NoMemory, reserve, strings};
+use rows::{reserve, strings};
 
 use crate::binding::{Binding, Gathered};
 use crate::error::{RequestError, RunError};
@@ -78,14 +78,14 @@ pub(super) struct Gathering {
 }
 
 struct Together {
-    /// Of the first step; its bytes are those of all steps, if they follow one another.
+    /// Of the first step; its bytes are in `steps`.
     first: RowOutput,
     /// `None`: every step has the same, such as the id of the sequence.
     how: Option<Gathered>,
     /// Elements along the axis of [`Gathered::Joined`], of all steps.
     length: i64,
-    /// The bytes of each further step, if they interleave.
-    others: Vec<Vec<u8>>,
+    /// The bytes of each step.
+    steps: Vec<Vec<u8>>,
 }
 
 impl Gathering {
@@ -107,10 +107,11 @@ impl Gathering {
                 let bound = binding.outputs.iter().find(|bound| bound.c_name == output.name && bound.is_response);
                 bound.and_then(|bound| bound.gathered)
             };
-            let first = |output: RowOutput| {
-                let how = how(&output);
-                let length = how.and_then(joined_axis).map_or(0, |axis| output.dims[axis]);
-                Together { first: output, how, length, others: Vec::new() }
+            let first = |mut first: RowOutput| {
+                let how = how(&first);
+                let length = how.and_then(joined_axis).map_or(0, |axis| first.dims[axis]);
+                let steps = vec![std::mem::take(&mut first.bytes)];
+                Together { first, how, length, steps }
             };
             self.outputs = step.into_iter().map(first).collect();
             return Ok(());
@@ -123,10 +124,11 @@ impl Gathering {
 
     pub fn deliver(self, response: &Response) -> Result<(), RequestError> {
         for together in self.outputs {
-            let (dims, bytes) = (together.dims(self.steps), together.bytes()?);
+            let dims = together.dims(self.steps);
             let RowOutput { name, data_type, .. } = &together.first;
-            let memory = response.output(name, *data_type, &dims, bytes.len())?;
-            deliver(&name.to_string_lossy(), memory, std::iter::once(&*bytes))?;
+            let bytes = together.steps.iter().map(Vec::len).sum();
+            let memory = response.output(name, *data_type, &dims, bytes)?;
+            deliver(&name.to_string_lossy(), memory, together.pieces())?;
         }
         Ok(())
     }
@@ -151,14 +153,7 @@ impl Together {
             return Err(RunError::UnequalSteps { name, first, later }.into());
         }
         self.length += axis.map_or(0, |axis| output.dims[axis]);
-        if self.outer() <= 1 {
-            // The steps follow one another, so there is nothing to put between them.
-            let bytes = output.bytes.len();
-            self.first.bytes.try_reserve(bytes).map_err(|_| NoMemory { bytes })?;
-            self.first.bytes.extend_from_slice(&output.bytes);
-        } else {
-            self.others.push(output.bytes);
-        }
+        self.steps.push(output.bytes);
         Ok(())
     }
 
@@ -182,35 +177,26 @@ impl Together {
         dims
     }
 
-    fn bytes(&self) -> Result<Cow<'_, [u8]>, RequestError> {
-        let first = &self.first.bytes;
-        if self.others.is_empty() {
-            return Ok(Cow::Borrowed(first));
-        }
+    /// The bytes of all steps, row-major: the pieces of all steps for one index in front of the axis, before those for the next
+    /// index.
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let outer = self.outer();
-        let pieces = |bytes: &[u8]| {
-            if self.first.data_type == DataType::Bytes {
-                string_pieces(bytes, outer)
-            } else {
-                let each = bytes.len() / outer;
-                (0..outer).map(|piece| piece * each..(piece + 1) * each).collect()
+        let cut = |bytes: &Vec<u8>| -> Vec<Range<usize>> {
+            // One piece is all of the bytes, also of strings.
+            if outer > 1 && self.first.data_type == DataType::Bytes {
+                return string_pieces(bytes, outer);
             }
+            let each = bytes.len() / outer.max(1);
+            (0..outer).map(|piece| piece * each..(piece + 1) * each).collect()
         };
-        let steps: Vec<_> = std::iter::once(first).chain(&self.others).collect();
-        let cut: Vec<Vec<_>> = steps.iter().map(|bytes| pieces(bytes)).collect();
-        let mut bytes = reserve(steps.iter().map(|bytes| bytes.len()).sum())?;
-        // Row-major: the pieces of all steps for one index in front of the axis, before those for the next index.
-        for piece in 0..outer {
-            for (step, cut) in steps.iter().zip(&cut) {
-                bytes.extend_from_slice(step.get(cut[piece].clone()).unwrap_or_default());
-            }
-        }
-        Ok(Cow::Owned(bytes))
+        let cut: Vec<_> = self.steps.iter().map(cut).collect();
+        let places = (0..outer).flat_map(move |piece| (0..self.steps.len()).map(move |step| (step, piece)));
+        places.map(move |(step, piece)| self.steps[step].get(cut[step][piece].clone()).unwrap_or_default())
     }
 }
 
 /// Where each of `outer` parts with as many strings is in the bytes of strings.
-fn string_pieces(bytes: &[u8], outer: usize) -> Vec<std::ops::Range<usize>> {
+fn string_pieces(bytes: &[u8], outer: usize) -> Vec<Range<usize>> {
     let lengths: Vec<usize> = strings::elements(bytes).map(|of| strings::written_bytes(of.into_iter())).collect();
     let each = lengths.len() / outer.max(1);
     let mut from = 0;

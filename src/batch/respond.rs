@@ -1,7 +1,7 @@
 //! Rows of the outputs into responses.
 
 use rows::tensor::{DataType, Part, RowAt, StorageType, WindowLayout};
-use rows::{copies, reserve, strings};
+use rows::{copies, strings, zeros};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ use crate::config::{ID_TENSOR, is_state_tensor};
 use crate::error::{RequestError, RunError};
 use crate::model::RepeatKey;
 use crate::panic;
-use crate::session::{OutputCopy, Step};
+use crate::session::Step;
 use crate::store::{OutputRows, StateStore};
 use crate::triton::{OutputMemory, Response, c_name, echo};
 
@@ -81,7 +81,10 @@ impl<'a> Answers<'a> {
         position: usize,
         row: &Row,
         on_gpus: &mut OnGpus<'r>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), RequestError>
+    where
+        'a: 'r,
+    {
         let OutputRows { bound, view, .. } = answer;
         let (dims, part) = match bound.trim {
             Some(trim) => self.trimmed(answer, trim.axis, trim.by, position, row)?,
@@ -93,21 +96,18 @@ impl<'a> Answers<'a> {
         };
         if bound.data_type == DataType::Bytes {
             let elements = strings::positions(&part).map(|at| view.strings.get(at));
-            let count = strings::written_bytes(elements.clone());
-            let mut bytes = reserve(count)?;
-            bytes.resize(count, 0);
+            let mut bytes = zeros(strings::written_bytes(elements.clone()))?;
             strings::write(elements, &mut bytes);
             let memory = response.output(&bound.c_name, DataType::Bytes, &dims, bytes.len())?;
             return Ok(deliver(&bound.name, memory, std::iter::once(bytes.as_slice()))?);
         }
         let memory = response.output(&bound.c_name, bound.data_type, &dims, part.bytes())?;
-        if let (OutputMemory::Gpu(to), None) = (&memory, bound.trim) {
-            let copy = OutputCopy { output: answer.index, part, to: *to };
-            if self.step.can_copy_output(&copy) {
-                // Enqueued with those of the other rows, so that the device is waited for once.
-                on_gpus.copies.push(copy);
-                return Ok(());
-            }
+        if let (OutputMemory::Gpu(to), None) = (&memory, bound.trim)
+            && let Some(copy) = self.step.output_copy(answer.index, &part, *to)
+        {
+            // Enqueued with those of the other rows, so that the device is waited for once.
+            on_gpus.copies.push(copy);
+            return Ok(());
         }
         Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
     }

@@ -14,9 +14,8 @@ use sequences::{Admission, Finished};
 
 use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
-use crate::batch::gather::{gather, note_counts};
-use crate::batch::grouping::Grouping;
-use crate::batch::isolation::{Isolation, Standing};
+use crate::batch::gather::gather;
+use crate::batch::grouping::{Grouping, Isolation, Standing};
 use crate::batch::respond::{Answers, Filled, empty_response};
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
@@ -265,46 +264,50 @@ impl Instance {
         Ok(None)
     }
 
-    /// Refuses rows whose length is not that of the first inference of a sequence, or not that of a later one. It is
-    /// known only now which one a row is.
-    fn check_lengths(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        if !self.model.binding.contexts().any(|(_, _, context)| context.can_be_absent()) {
-            return rows;
-        }
-        self.store.note_first(&mut rows);
-        self.sift(rows, times, answered, |of, row| Ok(row.check_lengths(&of.model.binding).map(|()| None)?))
+    fn begin(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let rows = self.admit(rows);
+        fault::point("admit", rows.iter().map(|row| &row.request));
+        let rows = self.sift(rows, times, answered, Self::check_admitted);
+        let rows = self.operate(rows, times, answered);
+        let rows = self.open_courses(rows, times, answered);
+        let rows = self.check_lengths(rows, times, answered);
+        self.initialise(rows, times, answered)
     }
 
-    /// Runs the model for initial states, if there is one, for rows that start a sequence.
-    fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        if self.initial.is_none() {
-            return rows;
+    /// Makes a step of each row. Returns those that have steps left.
+    fn make_step(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let mut rows = self.check_under_way(rows, times, answered);
+        if self.grouping.has_open_states {
+            self.store.note_dims(&mut rows);
         }
-        self.sift(rows, times, answered, |of, row| {
-            if let (Some(step), Some(model)) = (&mut of.initial, &of.model.initial_model)
-                && row.asked.is_none()
-                && row.state.is_fresh()
-            {
-                row.state.given = step.run(&of.model.binding, &model.binding, Some(&row.request))?;
+        let mut rows = self.count(rows, times, answered);
+        let (mut others_ran, mut at_fault, mut left) = (false, Vec::new(), Vec::new());
+        while !rows.is_empty() {
+            let mut batch = self.next_batch(&mut rows);
+            others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
+            for row in batch {
+                if row.problem.is_some() {
+                    at_fault.push(row);
+                } else if row.has_more_steps() && !row.request.is_answered() {
+                    left.push(row);
+                } else {
+                    self.depart(row, answered);
+                }
             }
-            Ok(None)
-        })
-    }
-
-    /// Gives the rows what their sequences have counted. Refuses those whose numbers an input cannot hold.
-    fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        if self.model.binding.generated().next().is_none() {
-            return rows;
         }
-        let mut counts = self
-            .sequences
-            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), |of| of.counts.clone())
-            .into_iter();
-        self.sift(rows, times, answered, |of, row| {
-            let kept = counts.next().unwrap_or_default();
-            let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
-            Ok(note_counts(&of.model.binding, row, counts).map(|()| None)?)
-        })
+        // Only now, because their error depends on whether others ran.
+        for mut row in at_fault {
+            if let Some(error) = row.problem.take() {
+                let error = if others_ran { error.while_others_ran() } else { *error };
+                self.fail(std::slice::from_mut(&mut row), error, times);
+            }
+            // Before `fail_run`, which changes nothing while the state counts as lost.
+            self.undo_steps(&mut row);
+            row.state.lease.iter_mut().for_each(Lease::fail_run);
+            self.depart(row, answered);
+        }
+        self.report.payload_over(&self.sequences);
+        left
     }
 
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
@@ -426,7 +429,7 @@ impl Instance {
         for (row, response) in batch.iter_mut().zip(responses) {
             let of_request = row.times(times);
             if let (Ok(_), true) = (&response, row.has_more_steps()) {
-                response.into_iter().filter(|_| each).for_each(|response| row.request.send_part(response));
+                response.into_iter().filter(|_| each).for_each(Response::send_part);
                 continue;
             }
             let response = response.and_then(|response| {
@@ -453,7 +456,7 @@ impl Instance {
             Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
             None => Finished::lost(lane),
         });
-        let slot = state.lease.as_ref().map(Lease::slot).filter(|_| self.model.keeper.is_some());
+        let slot = state.slot().filter(|_| self.model.keeper.is_some());
         let steps = slot.and_then(|slot| self.sequences.change_extras(slot, |of| of.steps));
         let leaves = end && state.lease.as_ref().is_some_and(|lease| !lease.ends());
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {

@@ -9,7 +9,7 @@ use crate::batch::Row;
 use crate::batch::gather::counts_after;
 use crate::batch::respond::{Filled, empty_response};
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
-use crate::binding::{BoundState, Flag, Initial, InitialContent};
+use crate::binding::{Flag, Initial, InitialContent};
 use crate::config::Strategy;
 use crate::error::{AdmissionError, InputError, RequestError, StateApiError, StoredError};
 use crate::model::{Answered, Extras, Lease, RepeatKey};
@@ -51,7 +51,7 @@ impl Instance {
 
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
     fn prepare(&mut self, row: &mut Row, asked: &mut StateRequest) -> Result<bool, RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+        let Some(slot) = row.state.slot() else {
             return Err(conflict("a request without a sequence cannot use the State API").into());
         };
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
@@ -163,13 +163,10 @@ impl Instance {
 
     pub(super) fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
         let Change { given, contexts, extras } = change;
-        if row.state.start {
-            let state = self.first_state(given, contexts);
-            self.write(row, &state)?;
-        } else if !given.is_empty() || !matches!(contexts, Contexts::Kept) {
-            let mut state = self.read(slot)?;
+        if row.state.start || !given.is_empty() || !matches!(contexts, Contexts::Kept) {
+            let mut state = if row.state.start { self.first_state() } else { self.read(slot)? };
             for (state, given) in state.states.iter_mut().zip(given) {
-                *state = given.unwrap_or_else(|| state.clone());
+                given.into_iter().for_each(|given| *state = given);
             }
             match contexts {
                 Contexts::Kept => {}
@@ -191,42 +188,35 @@ impl Instance {
         asked: &mut StateRequest,
         origin: Option<&Snapshot>,
     ) -> Result<Vec<Option<Initial>>, RequestError> {
-        let mut given: Vec<Option<Initial>> = match origin {
-            Some(origin) => origin.state.states.iter().cloned().map(Some).collect(),
-            None => Vec::new(),
-        };
-        let states = self.model.binding.states.len();
+        let binding = &self.model.binding;
+        let mut given: Vec<Option<Initial>> =
+            origin.map_or_else(Vec::new, |origin| origin.state.states.iter().cloned().map(Some).collect());
         let begins = row.state.start && origin.is_none();
-        if begins || !asked.reset.is_empty() {
-            given.resize(states, None);
-            let needs = |number: usize| begins || asked.reset.contains(&number);
-            let is_set = |number: usize| asked.set.get(number).is_some_and(Option::is_some);
-            let from_model = |number: &usize| {
-                needs(*number)
-                    && !is_set(*number)
-                    && self.model.binding.states[*number].initial.content == InitialContent::Model
-            };
-            let of_model: Vec<usize> = (0..states).filter(from_model).collect();
-            for &number in &asked.reset {
-                given[number] = Some(self.model.binding.states[number].initial.clone());
+        if begins || !asked.reset.is_empty() || !asked.set.is_empty() {
+            given.resize(binding.states.len(), None);
+        }
+        let is_from_model = |&number: &usize| {
+            let is_set = asked.set.get(number).is_some_and(Option::is_some);
+            let is_initial = begins || asked.reset.contains(&number);
+            is_initial && !is_set && binding.states[number].initial.content == InitialContent::Model
+        };
+        let from_model: Vec<usize> = (0..given.len()).filter(is_from_model).collect();
+        for &number in &asked.reset {
+            given[number] = Some(binding.states[number].initial.clone());
+        }
+        if !from_model.is_empty() {
+            if !asked.progress.runs {
+                let why = "the initial state comes from the initial_state_model, which reads the inputs of the \
+                           request: send them, or the state";
+                return Err(conflict(why).into());
             }
-            if !of_model.is_empty() {
-                if !asked.progress.runs {
-                    let why = "the initial state comes from the initial_state_model, which reads the inputs of the \
-                               request: send them, or the state";
-                    return Err(conflict(why).into());
-                }
-                if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
-                    let mut initial = step.run(&self.model.binding, &model.binding, Some(&row.request))?;
-                    of_model.into_iter().for_each(|number| given[number] = initial[number].take());
-                }
+            if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
+                let mut initial = step.run(binding, &model.binding, Some(&row.request))?;
+                from_model.into_iter().for_each(|number| given[number] = initial[number].take());
             }
         }
-        if !asked.set.is_empty() {
-            given.resize(states, None);
-            for (given, set) in given.iter_mut().zip(std::mem::take(&mut asked.set)) {
-                *given = set.or_else(|| given.take());
-            }
+        for (given, set) in given.iter_mut().zip(std::mem::take(&mut asked.set)) {
+            *given = set.or_else(|| given.take());
         }
         if given.iter().all(Option::is_none) {
             given.clear();
@@ -234,34 +224,26 @@ impl Instance {
         Ok(given)
     }
 
-    /// The state with which a sequence begins that runs nothing.
-    fn first_state(&self, given: Vec<Option<Initial>>, contexts: Contexts) -> SequenceState {
+    /// The state with which a sequence begins that runs nothing and is given nothing.
+    fn first_state(&self) -> SequenceState {
         let binding = &self.model.binding;
-        let mut given = given.into_iter().chain(std::iter::repeat(None));
-        let state = |state: &BoundState| given.next().flatten().unwrap_or_else(|| state.initial.clone());
-        let states = binding.states.iter().map(state).collect();
-        let contexts = match contexts {
-            Contexts::Given(bytes) => bytes,
-            Contexts::Kept | Contexts::Reset => binding.contexts().map(|(_, _, of)| vec![0; of.bytes]).collect(),
-        };
-        SequenceState { states, contexts }
+        SequenceState {
+            states: binding.states.iter().map(|state| state.initial.clone()).collect(),
+            contexts: binding.contexts().map(|(_, _, of)| vec![0; of.bytes]).collect(),
+        }
     }
 
     /// Gives a row the held inputs that it leaves out, and notes those that it brings. `origin`: what the sequence goes
     /// on from, if not from its own.
     fn hold(&mut self, row: &mut Row, origin: Option<Extras>) -> Result<(), RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+        let Some(slot) = row.state.slot() else {
             let mut held = self.model.binding.request_inputs().filter(|(_, of)| of.is_held && !of.optional);
             let missing = held.find(|(_, of)| row.request.input(of.position).is_none());
             return missing.map_or(Ok(()), |(input, _)| Err(InputError::Missing(input.name.clone()).into()));
         };
-        let is_new = origin.is_some();
-        let mut extras = match origin {
-            Some(extras) => extras,
-            None => self.sequences.extras(slot).unwrap_or_default(),
-        };
+        let mut changed = origin.is_some();
+        let mut extras = origin.unwrap_or_else(|| self.sequences.extras(slot).unwrap_or_default());
         let brought = row.hold_inputs(&self.model.binding)?;
-        let mut changed = is_new;
         extras.held.resize(brought.len(), None);
         for (position, brought) in brought.into_iter().enumerate() {
             changed |= brought.is_some();
@@ -282,13 +264,13 @@ impl Instance {
 
     /// Charges what a sequence is to hold to the model's limit, unless it shares that with another sequence.
     pub(super) fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), StateApiError> {
-        let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
+        let bytes = held.iter().flatten().map(|input| input.elements.byte_len()).fold(0, usize::saturating_add);
         let limit = self.model.config.states.limits.per_sequence;
         if bytes > limit {
             return Err(StateApiError::HeldTooLarge { bytes, limit });
         }
         for input in held.iter_mut().flatten().filter(|input| input.charge.is_none()) {
-            let charge = self.sequences.charge(input.byte_len()).map_err(StateApiError::HeldRoom)?;
+            let charge = self.sequences.charge(input.elements.byte_len()).map_err(StateApiError::HeldRoom)?;
             input.charge = Some(charge.into());
         }
         Ok(())
@@ -341,7 +323,7 @@ impl Instance {
         asked: &StateRequest,
         response: &Response,
     ) -> Result<(), RequestError> {
-        let Some(slot) = row.state.lease.as_ref().map(Lease::slot).filter(|_| asked.reads()) else { return Ok(()) };
+        let Some(slot) = row.state.slot().filter(|_| asked.reads()) else { return Ok(()) };
         let extras = self.sequences.extras(slot).unwrap_or_default();
         let over = || conflict("the sequence is over");
         let states = if asked.get.is_empty() { Some(Vec::new()) } else { self.store.read_states(slot, &asked.get)? };
@@ -372,7 +354,7 @@ impl Instance {
         }
         let is_last = |row: &Row| !row.state.discards && !row.has_more_steps();
         for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && is_last(row)) {
-            let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
+            let Some(slot) = row.state.slot() else { continue };
             let (extras, counts) = (row.extras.take(), counts_after(binding, row));
             self.sequences.change_extras(slot, |kept| {
                 let before = extras.map(|extras| std::mem::replace(kept, *extras));

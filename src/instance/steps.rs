@@ -1,4 +1,5 @@
-//! The steps of requests: one each, unless the model has `input_windows` or `repeat` (`batch/course.rs`).
+//! What only some models need around their runs: lengths that differ at START, a model for initial states, counts for generated
+//! inputs; and several steps for a request, with `input_windows` or `repeat` (`batch/course.rs`).
 
 use std::time::Instant;
 
@@ -6,9 +7,10 @@ use sequences::Outcome;
 
 use super::Instance;
 use super::state_api::Change;
+use crate::batch::Row;
+use crate::batch::gather::note_counts;
 use crate::batch::respond::{Answers, Filled, empty_response};
 use crate::batch::state_api::conflict;
-use crate::batch::{Row, fault};
 use crate::error::RequestError;
 use crate::model::{Answered, Extras, Lease};
 use crate::panic;
@@ -16,61 +18,53 @@ use crate::store::Saved;
 use crate::triton::{Response, Times};
 
 impl Instance {
-    pub(super) fn begin(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let rows = self.admit(rows);
-        fault::point("admit", rows.iter().map(|row| &row.request));
-        let rows = self.sift(rows, times, answered, Self::check_admitted);
-        let rows = self.operate(rows, times, answered);
-        let rows = self.open_courses(rows, times, answered);
-        let rows = self.check_lengths(rows, times, answered);
-        self.initialise(rows, times, answered)
+    /// Refuses rows whose length is not that of the first inference of a sequence, or not that of a later one. It is
+    /// known only now which one a row is.
+    pub(super) fn check_lengths(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if !self.model.binding.contexts().any(|(_, _, context)| context.can_be_absent()) {
+            return rows;
+        }
+        self.store.note_first(&mut rows);
+        self.sift(rows, times, answered, |of, row| Ok(row.check_lengths(&of.model.binding).map(|()| None)?))
     }
 
-    /// Makes a step of each row. Returns those that have steps left.
-    pub(super) fn make_step(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let mut rows = self.check_under_way(rows, times, answered);
-        if self.grouping.has_open_states {
-            self.store.note_dims(&mut rows);
+    /// Runs the model for initial states, if there is one, for rows that start a sequence.
+    pub(super) fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if self.initial.is_none() {
+            return rows;
         }
-        let mut rows = self.count(rows, times, answered);
-        let (mut others_ran, mut at_fault, mut left) = (false, Vec::new(), Vec::new());
-        while !rows.is_empty() {
-            let mut batch = self.next_batch(&mut rows);
-            others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
-            for row in batch {
-                if row.problem.is_some() {
-                    at_fault.push(row);
-                } else if row.has_more_steps() && !row.request.is_answered() {
-                    left.push(row);
-                } else {
-                    self.depart(row, answered);
-                }
+        self.sift(rows, times, answered, |of, row| {
+            if let (Some(step), Some(model)) = (&mut of.initial, &of.model.initial_model)
+                && row.asked.is_none()
+                && row.state.is_fresh()
+            {
+                row.state.given = step.run(&of.model.binding, &model.binding, Some(&row.request))?;
             }
+            Ok(None)
+        })
+    }
+
+    /// Gives the rows what their sequences have counted. Refuses those whose numbers an input cannot hold.
+    pub(super) fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if self.model.binding.generated().next().is_none() {
+            return rows;
         }
-        // Only now, because their error depends on whether others ran.
-        for mut row in at_fault {
-            if let Some(error) = row.problem.take() {
-                let error = if others_ran { error.while_others_ran() } else { *error };
-                self.fail(std::slice::from_mut(&mut row), error, times);
-            }
-            // Before `fail_run`, which changes nothing while the state counts as lost.
-            self.undo_steps(&mut row);
-            row.state.lease.iter_mut().for_each(Lease::fail_run);
-            self.depart(row, answered);
-        }
-        self.report.payload_over(&self.sequences);
-        left
+        let mut counts =
+            self.sequences.look_at_each(rows.iter().map(|row| row.state.slot()), |of| of.counts.clone()).into_iter();
+        self.sift(rows, times, answered, |of, row| {
+            let kept = counts.next().unwrap_or_default();
+            let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
+            Ok(note_counts(&of.model.binding, row, counts).map(|()| None)?)
+        })
     }
 
     /// Decides how many steps rows make, and saves the states that several steps may change. Answers rows that make no step.
-    fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+    pub(super) fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !self.model.binding.makes_steps() {
             return rows;
         }
         self.store.note_first(&mut rows);
-        let kept = self
-            .sequences
-            .look_at_each(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)), Extras::clone);
+        let kept = self.sequences.look_at_each(rows.iter().map(|row| row.state.slot()), Extras::clone);
         let mut kept = kept.into_iter();
         self.sift(rows, times, answered, |of, row| {
             let kept = kept.next().unwrap_or_default();
@@ -79,7 +73,7 @@ impl Instance {
             if row.course.as_ref().is_some_and(|course| course.steps == 0) {
                 return of.answer_without_step(row).map(Some);
             }
-            let slot = row.state.lease.as_ref().map(Lease::slot);
+            let slot = row.state.slot();
             let may_be_undone = row.may_be_undone(of.model.keeper.is_some());
             if let (true, Some(slot), Some(course)) = (may_be_undone, slot, &mut row.course) {
                 course.before = Some(of.store.save(slot)?.ok_or_else(|| conflict("the sequence is over"))?);
@@ -91,7 +85,7 @@ impl Instance {
     /// Keeps what a request brings that makes no step, and answers it.
     fn answer_without_step(&mut self, row: &mut Row) -> Result<Response, RequestError> {
         let response = empty_response(&self.model.binding, row)?;
-        let slot = row.state.lease.as_ref().map(Lease::slot);
+        let slot = row.state.slot();
         if let Some(slot) = slot.filter(|_| !row.state.discards) {
             let (given, contexts) = (std::mem::take(&mut row.state.given), std::mem::take(&mut row.state.contexts));
             let extras = row.extras.take().map(|extras| *extras);
@@ -108,7 +102,7 @@ impl Instance {
     }
 
     /// Refuses rows between two steps whose client has gone, or whose time is over.
-    fn check_under_way(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+    pub(super) fn check_under_way(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !rows.iter().any(Row::is_under_way) {
             return rows;
         }

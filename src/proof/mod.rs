@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 mod data;
-mod inputs;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +26,7 @@ use rows::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, dims_fit, elem
 use crate::binding::{Binding, BoundInput, Counter, Source, TrimBy};
 use crate::session::{Copier, Run, Session, Step};
 pub use data::{Answer, Scale, difference, is_float, random};
-use inputs::{INFERENCES, Inputs, SEQUENCES, Sequence, Tensor};
+use data::{INFERENCES, Inputs, SEQUENCES, Sequence, Tensor};
 
 /// Elements along open dimensions of requests: the first number with which the model runs. A convolution or a transform
 /// may need many.

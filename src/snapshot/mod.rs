@@ -5,13 +5,12 @@
 
 #![forbid(unsafe_code)]
 
-mod read;
-
-use rows::tensor::{DataType, element_count};
+use rows::tensor::{DataType, Dims, dims_fit, element_count};
 use rows::{reserve, strings};
 use serde::{Deserialize, Serialize};
 
-use crate::binding::{Binding, BoundContext, BoundInput, BoundState, Initial, InitialContent};
+use crate::binding::{Binding, BoundInput, BoundState, Initial, InitialContent};
+use crate::error::SnapshotError;
 use crate::memory::MemoryError;
 use crate::model::Extras;
 use crate::store::SequenceState;
@@ -21,6 +20,7 @@ const MAGIC: &[u8; 8] = b"TRTSTATE";
 const VERSION: u32 = 1;
 /// Magic, version, checksum and the length of the header.
 const PREFIX_BYTES: usize = 20;
+const OTHER_SIZE: SnapshotError = SnapshotError::Damaged("a tensor has another size than its shape needs");
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -68,20 +68,17 @@ impl Snapshot {
             let name = binding.inputs[state.input].name.clone();
             entry(name, state.data_type, &value.dims, value_bytes(state.data_type, value))
         };
-        let contexts = binding.contexts().zip(&self.state.contexts);
-        let context = |((input, _, of), bytes): ((usize, _, BoundContext), &Vec<u8>)| {
-            let bound = &binding.inputs[input];
-            let dims = bound.dims_of_part(of.axis, of.length as i64);
-            entry(binding.context_name(input, of), bound.data_type, &dims, bytes.len())
-        };
+        let contexts = contexts_of(binding).zip(&self.state.contexts);
+        let context = |(entry, bytes): (Entry, &Vec<u8>)| Entry { byte_size: bytes.len(), ..entry };
         let inputs = binding.request_inputs().zip(&self.extras.held);
         let held = inputs.filter_map(|((input, _), held)| Some((input.name.clone(), held.as_ref()?)));
-        let held_entry = |(name, held): (String, &HeldInput)| entry(name, held.data_type, &held.dims, held.byte_len());
+        let held_entry =
+            |(name, held): (String, &HeldInput)| entry(name, held.data_type, &held.dims, held.elements.byte_len());
         let counts = self.extras.counts.iter().copied().chain(std::iter::repeat(0));
         let counters = binding.counters.iter().map(|&counter| binding.counter_name(counter)).zip(counts);
         let header = Header {
             states: states.clone().map(state).collect(),
-            contexts: contexts.clone().map(context).collect(),
+            contexts: contexts.map(context).collect(),
             held_inputs: held.clone().map(held_entry).collect(),
             steps: self.extras.steps,
             counters: counters.map(|(name, count)| CounterEntry { name, count }).collect(),
@@ -116,30 +113,39 @@ impl Snapshot {
         bytes[from + 12..from + 16].copy_from_slice(&checksum.to_le_bytes());
         Ok(bytes)
     }
+
+    pub fn decode(bytes: &[u8], binding: &Binding) -> Result<Self, SnapshotError> {
+        let (header, mut data) = read_header(bytes, Header::most_bytes(binding))?;
+        let state = SequenceState {
+            states: read_states(&header.states, &mut data, binding)?,
+            contexts: read_contexts(&header.contexts, &mut data, binding)?,
+        };
+        let held = read_held(&header.held_inputs, &mut data, binding)?;
+        let left = read_left_over(&header.left_over, &mut data, binding)?;
+        if !data.is_empty() {
+            return Err(SnapshotError::Damaged("it has more data than its header says"));
+        }
+        let of_model: Vec<_> = binding.counters.iter().map(|&counter| binding.counter_name(counter)).collect();
+        same("counters", header.counters.iter().map(|of| &of.name), &of_model)?;
+        let counts = header.counters.iter().map(|of| of.count).collect();
+        Ok(Self { state, extras: Extras { held, steps: header.steps, counts, left } })
+    }
 }
 
 impl Header {
     /// The most bytes that the header of a snapshot of this model needs, also one that was written with spaces. So a
     /// client cannot make the server read a header of any length.
     fn most_bytes(binding: &Binding) -> usize {
-        let largest = |name: String, data_type, rank| entry(name, data_type, &vec![i64::MIN; rank], usize::MAX);
-        let of_input = |input: &BoundInput, rank| largest(input.name.clone(), input.data_type, rank);
-        let state = |state: &BoundState| of_input(&binding.inputs[state.input], state.dims.len());
-        let context = |(input, _, of): (usize, _, BoundContext)| {
-            largest(binding.context_name(input, of), binding.inputs[input].data_type, binding.inputs[input].dims.len())
-        };
+        let largest = |of: Entry| Entry { shape: vec![i64::MIN; of.shape.len()], byte_size: usize::MAX, ..of };
         let counter = |&counter| CounterEntry { name: binding.counter_name(counter), count: u64::MAX };
         let held = binding.request_inputs().filter(|(_, of)| of.is_held);
         let header = Self {
-            states: binding.states.iter().map(state).collect(),
-            contexts: binding.contexts().map(context).collect(),
-            held_inputs: held.map(|(input, of)| of_input(input, of.request_dims(input).len())).collect(),
+            states: states_of(binding).map(largest).collect(),
+            contexts: contexts_of(binding).map(largest).collect(),
+            held_inputs: held.map(|(input, of)| entry_of(input, &of.request_dims(input))).map(largest).collect(),
             steps: u64::MAX,
             counters: binding.counters.iter().map(counter).collect(),
-            left_over: binding
-                .windows()
-                .map(|(input, _, of)| largest(binding.window_name(input, of), input.data_type, input.dims.len()))
-                .collect(),
+            left_over: left_over(binding, &[]).map(|(entry, _)| largest(entry)).collect(),
         };
         serde_json::to_vec_pretty(&header).map_or(0, |json| json.len())
     }
@@ -157,6 +163,23 @@ fn left_over<'a>(binding: &'a Binding, left: &'a [Vec<u8>]) -> impl Iterator<Ite
         let dims = input.dims_of_part(window.axis, elements as i64);
         (entry(binding.window_name(input, window), input.data_type, &dims, bytes.len()), bytes)
     })
+}
+
+/// The states of a model. Their sizes are not known.
+fn states_of(binding: &Binding) -> impl Iterator<Item = Entry> {
+    binding.states.iter().map(|state| entry_of(&binding.inputs[state.input], &state.dims))
+}
+
+fn contexts_of(binding: &Binding) -> impl Iterator<Item = Entry> {
+    binding.contexts().map(|(input, _, of)| {
+        let bound = &binding.inputs[input];
+        let dims = bound.dims_of_part(of.axis, of.length as i64);
+        entry(binding.context_name(input, of), bound.data_type, &dims, of.bytes)
+    })
+}
+
+fn entry_of(input: &BoundInput, dims: &[i64]) -> Entry {
+    entry(input.name.clone(), input.data_type, dims, 0)
 }
 
 pub fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
@@ -187,6 +210,150 @@ fn append_strings<'a>(bytes: &mut Vec<u8>, elements: impl Iterator<Item = &'a [u
     let from = bytes.len();
     bytes.resize(from + strings::written_bytes(elements.clone()), 0);
     strings::write(elements, &mut bytes[from..]);
+}
+
+/// Takes the bytes of an entry from the data that no entry has taken yet.
+fn take<'a>(data: &mut &'a [u8], entry: &Entry) -> Result<&'a [u8], SnapshotError> {
+    data.split_off(..entry.byte_size).ok_or(SnapshotError::Damaged("it has less data than its header says"))
+}
+
+fn read_states(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Result<Vec<Initial>, SnapshotError> {
+    let of_model: Vec<_> = states_of(binding).map(|entry| entry.name).collect();
+    same("states", names(entries), &of_model)?;
+    let states = entries.iter().zip(&binding.states);
+    states.map(|(entry, state)| value(entry, state.data_type, &state.dims, take(data, entry)?)).collect()
+}
+
+fn read_contexts(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Result<Vec<Vec<u8>>, SnapshotError> {
+    let of_model: Vec<_> = contexts_of(binding).collect();
+    same("contexts", names(entries), &names(&of_model).cloned().collect::<Vec<_>>())?;
+    let context = |(entry, wanted): (&Entry, &Entry)| {
+        if entry.datatype != wanted.datatype || entry.shape != wanted.shape {
+            return Err(is_other(entry, &wanted.datatype, &wanted.shape));
+        }
+        if entry.byte_size != wanted.byte_size {
+            return Err(OTHER_SIZE);
+        }
+        Ok(take(data, entry)?.to_vec())
+    };
+    entries.iter().zip(&of_model).map(context).collect()
+}
+
+fn read_held(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Result<Vec<Option<HeldInput>>, SnapshotError> {
+    let mut held: Vec<Option<HeldInput>> = binding.request_inputs().map(|_| None).collect();
+    for entry in entries {
+        let found = binding.request_inputs().find(|(input, of)| of.is_held && input.name == entry.name);
+        let Some((input, of)) = found else {
+            let of_model = binding.request_inputs().filter(|(_, of)| of.is_held);
+            let of_model: Vec<_> = of_model.map(|(input, _)| input.name.clone()).collect();
+            return Err(differ("held inputs", names(entries), &of_model));
+        };
+        if held[of.position].is_some() {
+            return Err(SnapshotError::Damaged("it has a held input twice"));
+        }
+        let Initial { content, .. } = value(entry, input.data_type, &of.request_dims(input), take(data, entry)?)?;
+        let elements = match content {
+            InitialContent::Strings(read) => HeldElements::Strings(read.into()),
+            InitialContent::Bytes(bytes) => HeldElements::Bytes(bytes.into()),
+            InitialContent::Zeros | InitialContent::Model => HeldElements::Bytes(Vec::new().into()),
+        };
+        let dims = entry.shape.as_slice().into();
+        held[of.position] = Some(HeldInput { data_type: input.data_type, dims, elements, charge: None });
+    }
+    Ok(held)
+}
+
+fn read_left_over(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Result<Vec<Vec<u8>>, SnapshotError> {
+    let of_model: Vec<_> = left_over(binding, &[]).map(|(entry, _)| entry.name).collect();
+    same("left-over elements", names(entries), &of_model)?;
+    let mut left = Vec::new();
+    for (entry, (input, request, window)) in entries.iter().zip(binding.windows()) {
+        let dims = input.dims_of_part(window.axis, -1);
+        let elements = entry.shape.get(window.axis).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(usize::MAX);
+        // As much as a window needs would have made a step.
+        let is_window = elements >= window.taken(request.context, true);
+        if entry.datatype != input.data_type.protocol_name() || !dims_fit(&entry.shape, &dims) || is_window {
+            return Err(is_other(entry, input.data_type.protocol_name(), &dims));
+        }
+        if elements.checked_mul(window.element_bytes) != Some(entry.byte_size) {
+            return Err(OTHER_SIZE);
+        }
+        left.push(take(data, entry)?.to_vec());
+    }
+    Ok(left)
+}
+
+/// The header of a snapshot, which may have `most` bytes, and the data behind it.
+fn read_header(bytes: &[u8], most: usize) -> Result<(Header, &[u8]), SnapshotError> {
+    let damaged = SnapshotError::Damaged;
+    let (prefix, rest) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(damaged("it is too short"))?;
+    let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+    if &prefix[..8] != MAGIC {
+        return Err(damaged("it does not begin with 'TRTSTATE'"));
+    }
+    if word(8) != VERSION {
+        return Err(SnapshotError::Version { came: word(8), known: VERSION });
+    }
+    let header_bytes = word(16) as usize;
+    // Before the header is parsed, because a client decides how long it is.
+    if header_bytes > most {
+        let text = format!("its header has {header_bytes} bytes, and the model's at most {most}");
+        return Err(SnapshotError::Foreign(text));
+    }
+    if crc32fast::hash(&bytes[PREFIX_BYTES - 4..]) != word(12) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    let (header, data) =
+        rest.split_at_checked(header_bytes).ok_or(damaged("its header is longer than the snapshot"))?;
+    let header = serde_json::from_slice(header).map_err(|_| damaged("its header cannot be read"))?;
+    Ok((header, data))
+}
+
+/// Reads a tensor whose dims must be `dims`, where -1 is any.
+fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Result<Initial, SnapshotError> {
+    let Entry { datatype, shape, .. } = entry;
+    if datatype != data_type.protocol_name() || !dims_fit(shape, dims) {
+        return Err(is_other(entry, data_type.protocol_name(), dims));
+    }
+    let Some(count) = element_count(shape).filter(|_| fit_runtime(shape)) else { return Err(OTHER_SIZE) };
+    let content = match data_type.byte_size() {
+        Some(size) if count.checked_mul(size) == Some(bytes.len()) => {
+            let mut elements = reserve(bytes.len())?;
+            elements.extend_from_slice(bytes);
+            InitialContent::Bytes(elements)
+        }
+        None => match strings::read(bytes)? {
+            Some(elements) if elements.len() == count => InitialContent::Strings(elements),
+            _ => return Err(OTHER_SIZE),
+        },
+        Some(_) => return Err(OTHER_SIZE),
+    };
+    Ok(Initial { dims: shape.clone(), content })
+}
+
+fn is_other(entry: &Entry, wanted: &str, dims: &[i64]) -> SnapshotError {
+    let Entry { name, datatype, shape, .. } = entry;
+    let (came, dims) = (Dims(shape), Dims(dims));
+    SnapshotError::Foreign(format!("its '{name}' is {datatype} {came}, and the model's {wanted} {dims}"))
+}
+
+fn names(entries: &[Entry]) -> impl Iterator<Item = &String> + Clone {
+    entries.iter().map(|entry| &entry.name)
+}
+
+fn same<'a>(
+    what: &str,
+    has: impl Iterator<Item = &'a String> + Clone,
+    of_model: &[String],
+) -> Result<(), SnapshotError> {
+    if has.clone().eq(of_model) { Ok(()) } else { Err(differ(what, has, of_model)) }
+}
+
+fn differ<'a>(what: &str, has: impl Iterator<Item = &'a String>, of_model: &[String]) -> SnapshotError {
+    let list = |names: &[&str]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let (has, of_model) = (has.map(String::as_str), of_model.iter().map(String::as_str));
+    let (has, of_model) = (list(&has.collect::<Vec<_>>()), list(&of_model.collect::<Vec<_>>()));
+    SnapshotError::Foreign(format!("its {what} are {has}, and the model's {of_model}"))
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

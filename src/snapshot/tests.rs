@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::samples::{sealed, snapshot};
 use super::*;
-use crate::binding::{BoundWindow, Counter, InputAxis, Source};
+use crate::binding::{BoundContext, BoundWindow, Counter, InputAxis, Source};
 use crate::config::FirstRequest;
 use crate::store::test_binding;
 

@@ -109,7 +109,7 @@ impl StateStore {
     /// Brings the states of a batch to where a run over `run_rows` rows reads them. Puts the rows in the order in which
     /// their states are there; rows beyond the batch repeat its first.
     pub fn load<R: HasState>(&mut self, batch: &mut [R], run_rows: usize) -> Result<(), RequestError> {
-        let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
+        let slots = batch.iter().map(|row| row.state().slot());
         self.held = self.sequences.state_memories(slots);
         self.arrange(batch, run_rows);
         let mut copied = self.make_way()?;

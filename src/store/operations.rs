@@ -9,18 +9,17 @@ use sequences::pool::SlotId;
 
 use super::StateStore;
 use super::row::{Saved, SequenceState, StateContent, StateRow, WriteError};
-use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
+use crate::binding::{BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RunError;
 use crate::memory::{Charge, MemoryError};
 use crate::model::{StateMemory, VaryingSize};
-use crate::session::Copier;
 
 impl StateStore {
     /// The values of some states of a sequence, by their numbers; `None` if it is over.
     pub fn read_states(&mut self, sequence: SlotId, numbers: &[usize]) -> Result<Option<Vec<Initial>>, RunError> {
         self.evict(&[sequence])?;
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
-        let states = numbers.iter().map(|&number| read(&self.binding, number, &memory, &self.copier));
+        let states = numbers.iter().map(|&number| self.read_kept(number, &memory));
         states.collect::<Result<_, _>>().map(Some)
     }
 
@@ -74,10 +73,8 @@ impl StateStore {
             memory.pay(self.sizes(state), charge);
         }
         memory.reserve(self.sizes(state), false).map_err(RunError::from)?;
-        let bound = self.binding.states.iter().zip(&state.states).enumerate();
-        for (number, (bound, value)) in bound {
-            let written = write(&self.binding, number, bound, value, &mut memory, &self.copier);
-            written.map_err(|error| WriteError::Copy(error.into()))?;
+        for (number, value) in state.states.iter().enumerate() {
+            self.write_kept(number, value, &mut memory).map_err(|error| WriteError::Copy(error.into()))?;
         }
         for ((_, _, of), bytes) in self.binding.contexts().zip(&state.contexts) {
             let from = self.binding.slot.offset(of.slot_entry);
@@ -101,6 +98,47 @@ impl StateStore {
         waited?;
         self.count_copied(copied + copied_out?);
         Ok(())
+    }
+
+    /// State number `number`, as a sequence keeps it in its slot or beside it.
+    fn read_kept(&self, number: usize, memory: &StateMemory) -> Result<Initial, RunError> {
+        let Some(StateRow { dims, content }) = StateRow::kept(&self.binding, number, memory) else {
+            return Ok(self.binding.states[number].initial.clone());
+        };
+        let content = match content {
+            StateContent::Stored(StorageType::Exact, bytes) => InitialContent::Bytes(self.copier.read(bytes)?),
+            StateContent::Stored(StorageType::Fp16, bytes) => InitialContent::Bytes(widened(&self.copier.read(bytes)?)),
+            StateContent::WrittenStrings(written) => {
+                InitialContent::Strings(strings::elements(written).flatten().collect())
+            }
+            StateContent::Strings(strings) => InitialContent::Strings(strings.clone()),
+            StateContent::Zeros => InitialContent::Zeros,
+        };
+        Ok(Initial { dims: dims.to_vec(), content })
+    }
+
+    /// Writes a state to where a sequence keeps it; there is room.
+    fn write_kept(&self, number: usize, value: &Initial, memory: &mut StateMemory) -> Result<(), MemoryError> {
+        let state = &self.binding.states[number];
+        let to = match state.place {
+            StatePlace::Slot(_) => {
+                let from = self.binding.slot.offset(number);
+                memory.slot.part_mut(from..from + state.slot_bytes())
+            }
+            StatePlace::Beside(beside) if state.data_type == DataType::Bytes => {
+                let bytes = strings::written_bytes(elements(value));
+                strings::write(elements(value), memory.varying[beside].write(&value.dims, bytes).host());
+                return Ok(());
+            }
+            StatePlace::Beside(beside) => memory.varying[beside].write(&value.dims, kept_bytes(state, value)),
+        };
+        match &value.content {
+            InitialContent::Bytes(bytes) => match state.storage {
+                StorageType::Exact => self.copier.write(bytes, to),
+                StorageType::Fp16 => self.copier.write(&narrowed(bytes), to),
+            },
+            _ => self.copier.write(&vec![0; kept_bytes(state, value)], to),
+        }
     }
 
     fn memory(&self, sequence: SlotId) -> Option<StateMemory> {
@@ -166,53 +204,6 @@ fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
     let strings = if let InitialContent::Strings(strings) = &value.content { Some(strings) } else { None };
     let empty = if strings.is_some() { 0 } else { element_count(&value.dims).unwrap_or(0) };
     strings.into_iter().flat_map(|strings| strings.iter()).chain(std::iter::repeat_n(&[][..], empty))
-}
-
-/// State number `number`, as a sequence keeps it in its slot or beside it.
-fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, RunError> {
-    let Some(StateRow { dims, content }) = StateRow::kept(binding, number, memory) else {
-        return Ok(binding.states[number].initial.clone());
-    };
-    let content = match content {
-        StateContent::Stored(StorageType::Exact, bytes) => InitialContent::Bytes(copier.read(bytes)?),
-        StateContent::Stored(StorageType::Fp16, bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
-        StateContent::WrittenStrings(written) => {
-            InitialContent::Strings(strings::elements(written).flatten().collect())
-        }
-        StateContent::Strings(strings) => InitialContent::Strings(strings.clone()),
-        StateContent::Zeros => InitialContent::Zeros,
-    };
-    Ok(Initial { dims: dims.to_vec(), content })
-}
-
-/// Writes a state to where a sequence keeps it; there is room.
-fn write(
-    binding: &Binding,
-    number: usize,
-    state: &BoundState,
-    value: &Initial,
-    memory: &mut StateMemory,
-    copier: &Copier,
-) -> Result<(), MemoryError> {
-    let to = match state.place {
-        StatePlace::Slot(_) => {
-            let from = binding.slot.offset(number);
-            memory.slot.part_mut(from..from + state.slot_bytes())
-        }
-        StatePlace::Beside(beside) if state.data_type == DataType::Bytes => {
-            let bytes = strings::written_bytes(elements(value));
-            strings::write(elements(value), memory.varying[beside].write(&value.dims, bytes).host());
-            return Ok(());
-        }
-        StatePlace::Beside(beside) => memory.varying[beside].write(&value.dims, kept_bytes(state, value)),
-    };
-    match &value.content {
-        InitialContent::Bytes(bytes) => match state.storage {
-            StorageType::Exact => copier.write(bytes, to),
-            StorageType::Fp16 => copier.write(&narrowed(bytes), to),
-        },
-        _ => copier.write(&vec![0; kept_bytes(state, value)], to),
-    }
 }
 
 fn widened(narrow: &[u8]) -> Vec<u8> {

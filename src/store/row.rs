@@ -63,9 +63,13 @@ impl RowState {
         }
     }
 
+    pub fn slot(&self) -> Option<SlotId> {
+        self.lease.as_ref().map(Lease::slot)
+    }
+
     /// The slot of its sequence, if the state that it needs is the sequence's.
     pub(super) fn slot_with_state(&self) -> Option<SlotId> {
-        self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)
+        self.slot().filter(|_| !self.start)
     }
 
     /// The slot of its sequence, if the run reads all states of the sequence and no other.

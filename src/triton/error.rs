@@ -113,6 +113,16 @@ pub unsafe fn check(returned: Result<*mut TRITONSERVER_Error, MissingSymbol>) ->
     }
 }
 
+/// What a call writes to its last argument, a pointer that is not named here.
+macro_rules! get {
+    ($function:ident($($argument:expr),*)) => {{
+        // Zeros are valid for what Triton writes: numbers, flags and pointers.
+        let mut value = ::std::mem::zeroed();
+        $crate::triton::error::check(::triton_sys::call!($function($($argument,)* &mut value))).map(|()| value)
+    }};
+}
+pub(super) use get;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -114,18 +114,12 @@ pub enum HeldElements {
 }
 
 impl HeldElements {
-    fn byte_len(&self) -> usize {
+    /// With the lengths of strings.
+    pub fn byte_len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Strings(read) => strings::written_bytes(read.iter()),
         }
-    }
-}
-
-impl HeldInput {
-    /// Bytes of its elements, with the lengths of strings.
-    pub fn byte_len(&self) -> usize {
-        self.elements.byte_len()
     }
 }
 

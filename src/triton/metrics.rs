@@ -4,16 +4,18 @@
 //! as with them.
 
 use std::ffi::CString;
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use scopeguard::guard;
 use triton_sys::{
     TRITONSERVER_Metric, TRITONSERVER_MetricArgs, TRITONSERVER_MetricFamily, TRITONSERVER_Parameter, call,
 };
 
-use super::error::{Code, Error, check};
-use super::raw::c_name;
+use super::error::{Code, Error, check, get};
+use super::response::c_name;
 
 #[derive(Clone, Copy)]
 pub enum Kind {
@@ -74,34 +76,20 @@ unsafe impl Send for Metric {}
 // SAFETY: as above.
 unsafe impl Sync for Metric {}
 
-/// Arguments of a metric; null before they are made.
-struct Args(*mut TRITONSERVER_MetricArgs);
-
-impl Args {
-    /// The upper bounds of a histogram's buckets.
-    fn buckets(bounds: &[f64]) -> Result<Self, Error> {
-        let mut args = Self(ptr::null_mut());
-        // SAFETY: the arguments are made here; the bounds live during the call, which copies them.
-        unsafe {
-            check(call!(TRITONSERVER_MetricArgsNew(&mut args.0)))?;
-            check(call!(TRITONSERVER_MetricArgsSetHistogram(args.0, bounds.as_ptr(), bounds.len() as u64)))?;
-        }
+/// The arguments of a histogram whose buckets have these upper bounds.
+fn buckets(bounds: &[f64]) -> Result<impl Deref<Target = *mut TRITONSERVER_MetricArgs>, Error> {
+    // SAFETY: the arguments are made here, and deleted once; the bounds live during the call, which copies them.
+    unsafe {
+        let made = get!(TRITONSERVER_MetricArgsNew())?;
+        let args = guard(made, |made| _ = check(call!(TRITONSERVER_MetricArgsDelete(made))));
+        check(call!(TRITONSERVER_MetricArgsSetHistogram(*args, bounds.as_ptr(), bounds.len() as u64)))?;
         Ok(args)
-    }
-}
-
-impl Drop for Args {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: made by `buckets`, deleted once.
-            let _ = unsafe { check(call!(TRITONSERVER_MetricArgsDelete(self.0))) };
-        }
     }
 }
 
 impl Metric {
     pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        let args = if let Kind::Histogram(bounds) = family.kind { Some(Args::buckets(bounds)?) } else { None };
+        let args = if let Kind::Histogram(bounds) = family.kind { Some(buckets(bounds)?) } else { None };
         let texts: Vec<(CString, CString)> = labels.iter().map(|(name, value)| (c_name(name), c_name(value))).collect();
         let mut parameters: Vec<*const TRITONSERVER_Parameter> = Vec::new();
         let kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
@@ -117,7 +105,7 @@ impl Metric {
             let making = MAKING_OR_DELETING.lock();
             let made = check(match args {
                 None => call!(TRITONSERVER_MetricNew(&mut metric, family, labels, count)),
-                Some(ref args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, args.0)),
+                Some(ref args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, **args)),
             });
             drop(making);
             for parameter in parameters {

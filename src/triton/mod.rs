@@ -7,23 +7,18 @@
 
 mod error;
 mod input;
-mod instance;
 mod metrics;
 mod model;
-mod raw;
 mod request;
 mod response;
-mod rows;
 mod server;
 
 pub use error::{Code, Error, echo};
 pub use input::{HeldElements, HeldInput, Input, NotCopied};
-pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use metrics::{Family, Kind, Metric};
-pub use model::{Backend, Model};
-pub use raw::{OutputMemory, ResponseCopy, RowOutput, c_name};
+pub use model::{Backend, Instance, Model, Times, monotonic_ns, thread_waits};
 pub use request::{ParameterValue, Request};
-pub use response::{Answer, Response};
+pub use response::{Answer, OutputMemory, Response, ResponseCopy, RowOutput, c_name};
 pub use server::{
     ServerError, exit_process, fills_in_candidates, gives_request_parameters, install_log, load, log_limits,
 };

@@ -5,17 +5,17 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rows::strings::{self, Strings};
+use rows::tensor::{DataType, element_count};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, call};
 
-use super::error::{Code, Error, check};
-use super::input::{Elements, HeldElements, HeldInput, Input, NotCopied, RawDims, RawInput, copy_buffers, copy_each};
-use super::raw::RawRequest;
-use super::response::{Answer, Kind, Response};
-use super::rows::{Part, Whole};
+use super::error::{Code, Error, check, get};
+use super::input::{
+    Elements, HeldElements, HeldInput, Input, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_each, copy_part,
+};
+use super::response::{Answer, RawRequest, Response, Whole};
 
 /// A request that this backend must answer and release.
 ///
@@ -39,6 +39,12 @@ pub enum ParameterValue<'a> {
     Other,
 }
 
+/// A row of a request of several.
+struct Part {
+    whole: Arc<Whole>,
+    row: usize,
+}
+
 impl Request {
     /// # Safety
     /// `raw` must be a live request that Execute was given and that nothing else answers or releases.
@@ -52,26 +58,21 @@ impl Request {
 
     /// The sequence that it belongs to; `None` for warm-up and for the null requests of `direct`.
     pub fn sequence_id(&self) -> Result<Option<SequenceId>, Error> {
-        let mut number = 0;
         // Core answers only for the kind of id that the request has.
         // SAFETY: the request is alive until it is dropped.
-        let by_number = unsafe { check(call!(TRITONBACKEND_RequestCorrelationId(self.as_ptr(), &mut number))) };
-        if by_number.is_ok() {
+        if let Ok(number) = unsafe { get!(TRITONBACKEND_RequestCorrelationId(self.as_ptr())) } {
             return Ok(Some(number).filter(|&number| number != 0).map(SequenceId::Number));
         }
-        let mut name = ptr::null();
         // SAFETY: as above; the name stays the request's and is copied.
         unsafe {
-            check(call!(TRITONBACKEND_RequestCorrelationIdString(self.as_ptr(), &mut name)))?;
-            let name = CStr::from_ptr(name).to_bytes();
+            let name = CStr::from_ptr(get!(TRITONBACKEND_RequestCorrelationIdString(self.as_ptr()))?).to_bytes();
             Ok((!name.is_empty()).then(|| SequenceId::Name(name.into())))
         }
     }
 
     pub fn start_and_end(&self) -> Result<(bool, bool), Error> {
-        let mut flags = 0;
         // SAFETY: the request is alive until it is dropped.
-        unsafe { check(call!(TRITONBACKEND_RequestFlags(self.as_ptr(), &mut flags)))? };
+        let flags: u32 = unsafe { get!(TRITONBACKEND_RequestFlags(self.as_ptr())) }?;
         let has = |flag: u32| flags & flag != 0;
         Ok((
             has(triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
@@ -80,26 +81,18 @@ impl Request {
     }
 
     pub fn input_count(&self) -> Result<u32, Error> {
-        let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
-        unsafe { check(call!(TRITONBACKEND_RequestInputCount(self.as_ptr(), &mut count)))? };
-        Ok(count)
+        unsafe { get!(TRITONBACKEND_RequestInputCount(self.as_ptr())) }
     }
 
     pub fn output_count(&self) -> Result<u32, Error> {
-        let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
-        unsafe { check(call!(TRITONBACKEND_RequestOutputCount(self.as_ptr(), &mut count)))? };
-        Ok(count)
+        unsafe { get!(TRITONBACKEND_RequestOutputCount(self.as_ptr())) }
     }
 
     pub fn output_name(&self, index: u32) -> Result<&str, Error> {
-        let mut name = ptr::null();
         // SAFETY: the request is alive until it is dropped, and the name with it.
-        let name = unsafe {
-            check(call!(TRITONBACKEND_RequestOutputName(self.as_ptr(), index, &mut name)))?;
-            CStr::from_ptr(name)
-        };
+        let name = unsafe { CStr::from_ptr(get!(TRITONBACKEND_RequestOutputName(self.as_ptr(), index))?) };
         name.to_str().map_err(|_| Error::new(Code::InvalidArg, "the name of a requested output is not UTF-8"))
     }
 
@@ -205,13 +198,10 @@ impl Request {
     }
 
     fn find_input(&self, name: &CStr) -> Result<Option<RawInput>, Error> {
-        let mut input = ptr::null_mut();
         // SAFETY: the request is alive until it is dropped; the name lives during the call.
-        let found = unsafe { check(call!(TRITONBACKEND_RequestInput(self.as_ptr(), name.as_ptr(), &mut input))) };
+        let found = unsafe { get!(TRITONBACKEND_RequestInput(self.as_ptr(), name.as_ptr())) };
         // Core has an error for an input that the request does not carry.
-        if found.is_err() || input.is_null() {
-            return Ok(None);
-        }
+        let Some(input) = found.ok().filter(|input| !input.is_null()) else { return Ok(None) };
         // SAFETY: the input belongs to this request, which keeps what is made of it.
         let input = unsafe { RawInput::new(input) }?;
         match &self.part {
@@ -227,10 +217,9 @@ impl Request {
     /// The custom parameters of the request that have these names. Nothing is read of others, which may be long. A server
     /// that has no such parameters gives none.
     pub fn parameters<'a>(&'a self, names: &'a [&'a str]) -> impl Iterator<Item = (&'a str, ParameterValue<'a>)> {
-        let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
-        let counted = unsafe { check(call!(TRITONBACKEND_RequestParameterCount(self.as_ptr(), &mut count))) };
-        (0..if counted.is_ok() { count } else { 0 }).filter_map(|index| self.parameter_at(index, names))
+        let count = unsafe { get!(TRITONBACKEND_RequestParameterCount(self.as_ptr())) };
+        (0..count.unwrap_or(0)).filter_map(|index| self.parameter_at(index, names))
     }
 
     fn parameter_at<'a>(&'a self, index: u32, names: &[&'a str]) -> Option<(&'a str, ParameterValue<'a>)> {
@@ -265,10 +254,8 @@ impl Request {
 
     pub fn response(&self) -> Result<Response, Error> {
         match &self.part {
-            Some(Part { whole, row }) => {
-                Ok(Response(Kind::Row { whole: whole.clone(), row: *row, outputs: Mutex::default() }))
-            }
-            None => self.raw.response().map(|raw| Response(Kind::Whole(raw))),
+            Some(Part { whole, row }) => Ok(Response::of_row(whole.clone(), *row)),
+            None => self.raw.response(),
         }
     }
 
@@ -276,14 +263,7 @@ impl Request {
     pub fn end(&self) -> Result<Response, Error> {
         match &self.part {
             Some(_) => self.response(),
-            None => self.raw.end().map(|raw| Response(Kind::End(raw))),
-        }
-    }
-
-    /// Sends a response that others follow. One that can't be sent is logged: the client misses it.
-    pub fn send_part(&self, response: Response) {
-        if let Err(error) = response.send_part() {
-            log::error!("a response could not be sent: {error}");
+            None => self.raw.end(),
         }
     }
 
@@ -294,19 +274,15 @@ impl Request {
 
     /// Its `timeout`; `None` if the client gave none, or the server cannot tell.
     pub fn timeout(&self) -> Option<Duration> {
-        let mut micros = 0;
         // SAFETY: the request is alive until it is dropped.
-        let asked =
-            unsafe { check(call!(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(self.as_ptr(), &mut micros))) };
-        asked.ok().filter(|()| micros > 0).map(|()| Duration::from_micros(micros))
+        let micros = unsafe { get!(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(self.as_ptr())) };
+        micros.ok().filter(|&micros| micros > 0).map(Duration::from_micros)
     }
 
     /// Whether its client has cancelled it. False on a server that cannot tell.
     pub fn is_cancelled(&self) -> bool {
-        let mut cancelled = false;
         // SAFETY: the request is alive until it is dropped.
-        let asked = unsafe { check(call!(TRITONBACKEND_RequestIsCancelled(self.as_ptr(), &mut cancelled))) };
-        asked.is_ok() && cancelled
+        unsafe { get!(TRITONBACKEND_RequestIsCancelled(self.as_ptr())) }.unwrap_or(false)
     }
 
     pub const fn is_answered(&self) -> bool {
@@ -337,6 +313,41 @@ impl Request {
             .map(|response| Answer(Some((response, error))))
             .inspect_err(|error| log::error!("a response could not be sent: {error}"))
             .ok()
+    }
+}
+
+impl Part {
+    /// Cuts the row out of an input of the whole request, and copies it. An input that has no such row is returned as it
+    /// is: the check of its shape refuses it.
+    fn row_of(&self, mut input: RawInput) -> Result<RawInput, Error> {
+        let rows = self.whole.rows();
+        let mut dims: Box<[i64]> = input.dims.as_slice().into();
+        match dims.first_mut() {
+            Some(batch) if *batch == rows as i64 => *batch = 1,
+            _ => return Ok(input),
+        }
+        let Elements::Lent(buffers) = &input.elements else { return Ok(input) };
+        let not_copied = |error| match error {
+            NotCopied::Memory(error) => Error::new(Code::Unavailable, error.to_string()),
+            NotCopied::Gpu(gpu, error) => {
+                Error::new(Code::Unavailable, format!("an input in memory of GPU {gpu} cannot be read: {error}"))
+            }
+        };
+        let row = if input.data_type == Some(DataType::Bytes) {
+            let bytes = copy_buffers(buffers).map_err(not_copied)?;
+            let each = element_count(&dims).unwrap_or(usize::MAX);
+            // Without strings the row is empty, and the check of their number refuses it.
+            let of_row = strings::elements(&bytes).skip(self.row.saturating_mul(each)).take(each);
+            let of_row = of_row.collect::<Option<Vec<_>>>().unwrap_or_default();
+            let mut row = vec![0; strings::written_bytes(of_row.iter().copied())];
+            strings::write(of_row.iter().copied(), &mut row);
+            row
+        } else {
+            let each = buffers.iter().map(Piece::byte_len).sum::<usize>() / rows;
+            copy_part(buffers, self.row * each..(self.row + 1) * each).map_err(not_copied)?
+        };
+        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Held(HeldElements::Bytes(Arc::new(row))));
+        Ok(input)
     }
 }
 

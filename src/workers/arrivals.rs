@@ -8,8 +8,7 @@ use sequences::scheduler::{Control, Origin, Refused, Scheduler};
 use smallvec::{SmallVec, smallvec};
 use state_store::Keeper;
 
-use crate::batch::control::ControlReader;
-use crate::batch::decode::Expected;
+use crate::batch::decode::{ControlReader, Expected};
 use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
 use crate::binding::RequestInput;

@@ -6,12 +6,11 @@ use gpu_rows::{Foreign, for_run};
 use rows::tensor::{Part, StorageType, element_count};
 use smallvec::SmallVec;
 
-use super::{Input, Step};
+use super::{Input, MadeTensor, Output, OutputGiven, Step, tensor_error};
 use crate::memory::Bytes;
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::calls::{Arguments, GraphKey};
 use crate::session::open::RunOptions;
-use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, SessionError, Value};
 
 #[derive(Default)]
@@ -68,7 +67,9 @@ impl Step {
     /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
     /// that uses what the run was given.
     pub fn run(&mut self, mut run: Run) -> Result<(), SessionError> {
-        let ran = RunUnderWay(self).0.enqueue_run(&mut run);
+        // Dropped, the guard waits, so that what a run enqueues has happened on every path. After a run that succeeded nothing
+        // is left to wait for; a queue that has failed says so at its next use.
+        let ran = scopeguard::guard(&mut *self, |step| _ = step.copier.synchronise()).enqueue_run(&mut run);
         match self.copier.device().and_then(|device| device.lost()) {
             // ONNX Runtime's own error doesn't say what to do.
             Some(lost) if ran.is_err() => Err(lost.clone().into()),
@@ -215,16 +216,6 @@ impl Step {
             }
         }
         Ok(queue.synchronise()?)
-    }
-}
-
-/// Dropped, it waits, so that what a run enqueues has happened on every path.
-struct RunUnderWay<'a>(&'a mut Step);
-
-impl Drop for RunUnderWay<'_> {
-    fn drop(&mut self) {
-        // After a run that succeeded nothing is left to wait for; a queue that has failed says so at its next use.
-        let _ = self.0.copier.synchronise();
     }
 }
 
