@@ -318,6 +318,8 @@ impl RawResponse {
     fn send(self, error: Option<Error>, is_final: bool) -> Result<(), Error> {
         let flags = if is_final { triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL } else { 0 };
         let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());
+        // `ManuallyDrop` would never free it.
+        drop(self.recorded.take());
         let raw = ManuallyDrop::new(self).raw.as_ptr();
         // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
         unsafe {
