@@ -8,7 +8,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, workers, model, panic, triton |
+//! | [`exports`] | the symbols that Triton calls, each guarded against panics | backend, workers, model, panic, triton |
 //! | [`workers`] | the path of a request from Execute to its release: of one that this backend schedules, and of a payload that core has scheduled; the clock of an instance | instance, responder, batch, model, panic, error, triton |
 //! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, session, triton |
 //! | [`responder`] | the thread that sends answers | panic |

@@ -1,8 +1,8 @@
 //! What a row does between the steps of its request, and with `repeat`, which values a step gives to the next one.
 //!
 //! A step leaves its state with the sequence, like any request, so the next step finds it in place. Before the first of
-//! several steps, the course saves the sequence's state. A request that fails or is cancelled before its last step restores
-//! that state, so it changes nothing.
+//! several steps, the instance saves the sequence's state, and the course keeps it. If the request fails or is cancelled before
+//! its last step, the instance restores it, so the request changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;

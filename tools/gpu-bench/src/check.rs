@@ -1,4 +1,4 @@
-//! The kernel on the GPU against the host's copies (`memory/rows.rs`), byte for byte, with what surrounds the rows.
+//! The kernel on the GPU against the host's copies (`crates/rows/src/copies.rs`), byte for byte, with what surrounds the rows.
 
 use std::sync::Arc;
 
