@@ -4,7 +4,7 @@
 //! instance. Triton may call Finalize after an Initialize that failed. Then the pointer is null.
 //!
 //! # Safety
-//! Only Triton may call these, with objects of its own that are alive.
+//! Only Triton may call these, with objects of its own that are alive. Execute gets an array of `count` live requests.
 
 #![expect(clippy::missing_safety_doc, reason = "the head says it for all")]
 

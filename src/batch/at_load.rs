@@ -213,13 +213,14 @@ fn usize_of(dim: i64) -> usize {
     usize::try_from(dim).unwrap_or(0)
 }
 
-/// What the rows of a run without requests read.
+/// The input values of a run without requests.
 struct Content<'a> {
-    /// The dims of an input, of which none is open.
+    /// The dims of an input, all fixed.
     dims: &'a dyn Fn(&BoundInput) -> Vec<i64>,
     flags: &'a [Flag],
     generated: &'a dyn Fn(usize, &Generated) -> RowValues,
-    /// The elements of the row at a position, for the input of that number: of that type, and so many.
+    /// `elements(position, index, data_type, count)` gives the bytes of `count` elements of input `index` for the row at
+    /// `position`.
     elements: &'a dyn Fn(usize, usize, DataType, usize) -> Vec<u8>,
 }
 

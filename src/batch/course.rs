@@ -30,6 +30,7 @@ pub struct Course {
     pub left: usize,
     /// Elements of the last window that came from the client, if zeros fill it up.
     pub real: Option<usize>,
+    /// Empty if the only step reads what the request brings.
     cuts: Vec<Cut>,
     /// Outputs of the last step that the next one reads, each with the position of its input.
     pub(super) repeated: Vec<(usize, HeldInput)>,

@@ -217,6 +217,7 @@ impl<'a> Filling<'a, '_> {
                         Some(&SequenceId::Number(number)) => number,
                         Some(SequenceId::Name(_)) | None => 0,
                     };
+                    // Little-endian, so a 32-bit type takes the first four bytes.
                     value.copy_from_slice(&number.to_le_bytes()[..element]);
                 }
             }

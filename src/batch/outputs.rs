@@ -182,7 +182,7 @@ impl Together {
     fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let outer = self.outer();
         let cut = |bytes: &Vec<u8>| -> Vec<Range<usize>> {
-            // One piece is all of the bytes, also of strings.
+            // A single piece is all of the bytes, even for strings.
             if outer > 1 && self.first.data_type == DataType::Bytes {
                 return string_pieces(bytes, outer);
             }

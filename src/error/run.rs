@@ -196,7 +196,7 @@ impl RunError {
                 (Reason::Output, Code::InvalidArg)
             }
             Self::OutputOnGpu { source, .. } => (Reason::Device, device_code(source)),
-            // What the model gives is at fault, so the operator has to act, and no client can.
+            // The model's output is wrong, so only the operator can act.
             Self::InitialState { .. }
             | Self::OutputRows { .. }
             | Self::PaddedState { .. }

@@ -111,7 +111,7 @@ const SHORT_TIMES: &[f64] = &[20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 
 
 /// A histogram, as its position in [`HISTOGRAMS`].
 #[derive(Clone, Copy)]
-enum Shows {
+enum Histogram {
     RunRows,
     RunSeconds,
     RunBytes,
@@ -150,7 +150,7 @@ struct Families {
     gauges: Vec<Arc<Family>>,
     counters: Vec<Arc<Family>>,
     failed: Arc<Family>,
-    /// None if the server knows no histograms.
+    /// Empty if the server has no histograms.
     histograms: Vec<Arc<Family>>,
 }
 
@@ -182,7 +182,7 @@ struct Metrics {
     counters: Vec<Metric>,
     /// In the order of [`Reason::LABELS`].
     failed: Vec<Metric>,
-    /// In the order of [`HISTOGRAMS`], or none.
+    /// In the order of [`HISTOGRAMS`]; empty if the server has no histograms.
     histograms: Vec<Metric>,
 }
 
@@ -203,7 +203,7 @@ impl Metrics {
         })
     }
 
-    fn observe(&self, histogram: Shows, value: f64) {
+    fn observe(&self, histogram: Histogram, value: f64) {
         self.histograms.get(histogram as usize).into_iter().for_each(|of| of.add(value));
     }
 }
@@ -266,8 +266,8 @@ impl SequenceMetrics {
         // Histograms only add up, so their order does not matter.
         drop(shown);
         for Life { since, requests } in lives {
-            metrics.observe(Shows::SequenceSeconds, since.elapsed().as_secs_f64());
-            metrics.observe(Shows::SequenceRequests, requests as f64);
+            metrics.observe(Histogram::SequenceSeconds, since.elapsed().as_secs_f64());
+            metrics.observe(Histogram::SequenceRequests, requests as f64);
         }
     }
 
@@ -297,13 +297,13 @@ impl SequenceMetrics {
 
     pub fn ran(&self, Ran { rows, nanoseconds, copied_bytes }: Ran) {
         let Some(metrics) = &self.metrics else { return };
-        metrics.observe(Shows::RunRows, rows as f64);
-        metrics.observe(Shows::RunSeconds, nanoseconds as f64 / 1e9);
-        metrics.observe(Shows::RunBytes, copied_bytes as f64);
+        metrics.observe(Histogram::RunRows, rows as f64);
+        metrics.observe(Histogram::RunSeconds, nanoseconds as f64 / 1e9);
+        metrics.observe(Histogram::RunBytes, copied_bytes as f64);
     }
 
     pub fn waited(&self, wait: Duration) {
-        self.metrics.iter().for_each(|metrics| metrics.observe(Shows::QueueSeconds, wait.as_secs_f64()));
+        self.metrics.iter().for_each(|metrics| metrics.observe(Histogram::QueueSeconds, wait.as_secs_f64()));
     }
 }
 
@@ -321,6 +321,25 @@ impl Drop for SequenceMetrics {
         if let Some(metrics) = &self.metrics {
             // A reloaded model shares the gauges, so they must not keep what this load has added.
             add(&metrics.gauges, &GAUGES, &self.shown.lock(), &Snapshot::default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_histogram_is_at_its_place() {
+        for (histogram, name) in [
+            (Histogram::RunRows, "stateful_run_rows"),
+            (Histogram::RunSeconds, "stateful_run_duration_seconds"),
+            (Histogram::RunBytes, "stateful_run_state_bytes_copied"),
+            (Histogram::QueueSeconds, "stateful_queue_duration_seconds"),
+            (Histogram::SequenceSeconds, "stateful_sequence_duration_seconds"),
+            (Histogram::SequenceRequests, "stateful_sequence_requests"),
+        ] {
+            assert_eq!(HISTOGRAMS[histogram as usize].0, name);
         }
     }
 }

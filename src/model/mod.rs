@@ -339,7 +339,7 @@ fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Arc
     let Some(of) = &config.state_store else { return Ok(None) };
     let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
     let saves_later = of.durability != Durability::Step;
-    // Only such a server can have a newer state than the store. Others ask for it by this name.
+    // Only a server that saves later can have a newer state than the store. Other servers ask it for a sequence by this token.
     let server = saves_later.then(Token::random).transpose().map_err(unusable)?;
     let settings = state_store::Settings { ttl: of.ttl, timeout: TIMEOUT, server, replicas: of.replicas };
     let store = state_store::open(&of.location, settings).map_err(unusable)?;

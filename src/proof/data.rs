@@ -88,8 +88,7 @@ pub const fn is_float(data_type: DataType) -> bool {
     matches!(data_type, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// How much values of a type may differ, as a share of the largest; and however small they are, as a share of the numbers that
-/// they were computed from.
+/// The allowed difference of two values: a share of the largest value, and a share of the largest input.
 const fn rounding(data_type: DataType) -> (f64, f64) {
     match data_type {
         DataType::Fp64 | DataType::Fp32 => (1e-3, 1e-6),
@@ -268,7 +267,7 @@ impl<'a> Inputs<'a> {
             Source::Request(request) if request.optional => return None,
             Source::Request(_) => self.random(index, row),
             Source::Constant(bytes) => Tensor { dims, bytes: bytes.clone() },
-            Source::Lengths { of } => repeated(dims, &self.ragged_length(*of, row).to_le_bytes()[..size.min(8)]),
+            Source::Lengths { of } => repeated(dims, &self.ragged_length(*of, row)?.to_le_bytes()[..size.min(8)]),
             Source::Control(BoundControl::Flag { flag, no, yes }) => {
                 let is_set = match flag {
                     Flag::Start => row.inferences == 0,
@@ -322,13 +321,10 @@ impl<'a> Inputs<'a> {
         input.dims.iter().enumerate().map(dim).collect()
     }
 
-    /// What a row brings of an input along the axis in which rows may differ.
-    pub fn ragged_length(&self, index: usize, row: &Sequence) -> i64 {
-        let axis = match &self.binding.inputs[index].source {
-            Source::Request(request) => request.ragged_axis.unwrap_or(0),
-            _ => 0,
-        };
-        self.random_dims(index, row)[axis]
+    /// The length of a row's input along its ragged axis. `None` if requests don't bring the input.
+    pub fn ragged_length(&self, index: usize, row: &Sequence) -> Option<i64> {
+        let Source::Request(request) = &self.binding.inputs[index].source else { return None };
+        Some(self.random_dims(index, row)[request.ragged_axis.unwrap_or(0)])
     }
 
     fn random(&self, index: usize, row: &Sequence) -> Tensor {

@@ -341,7 +341,10 @@ impl<'a> Proof<'a> {
         for (index, bound) in self.binding.outputs.iter().enumerate() {
             let Some(trim) = bound.trim else { continue };
             let length = match trim.by {
-                TrimBy::Input(of) => self.inputs.ragged_length(of, row),
+                TrimBy::Input(of) => match self.inputs.ragged_length(of, row) {
+                    Some(length) => length,
+                    None => continue,
+                },
                 TrimBy::Output(of) => answers[of].first_number() as i64,
             };
             answers[index].cut(trim.axis, length);

@@ -89,28 +89,27 @@ impl Session {
         let signature = signature_of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, GraphUse::NoneYet).map_err(load)?;
-        let read_on_host = match library.input_places.filter(|_| matches!(provider, Provider::Gpu { .. })) {
-            Some(places) => {
-                // SAFETY: the signature lists the inputs of this session in its order.
-                let read = unsafe { places.read_on_host(session.ptr(), signature.inputs.len()) }.map_err(load)?;
-                signature.inputs.iter().map(|input| input.name.clone()).zip(read).collect()
-            }
-            None => HashMap::new(),
-        };
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         // So that the last reference is that of `Self`, which drops it with its GPU as the current one.
         drop(session);
-        Ok(Self {
+        let mut session = Self {
             inner,
             signature,
             graph_description,
             metadata,
             run_options,
             beside_graphs: OnceLock::new(),
-            read_on_host,
+            read_on_host: HashMap::new(),
             options,
             provider,
-        })
+        };
+        if let Some(places) = library.input_places.filter(|_| session.is_on_gpu()) {
+            let inputs = &session.signature.inputs;
+            // SAFETY: the signature lists the inputs of this session in its order.
+            let read = unsafe { places.read_on_host(session.as_ptr(), inputs.len()) }.map_err(load)?;
+            session.read_on_host = inputs.iter().map(|input| input.name.clone()).zip(read).collect();
+        }
+        Ok(session)
     }
 
     /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell: of all

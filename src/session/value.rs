@@ -254,7 +254,7 @@ impl MemoryKind {
         if let Some(info) = host() {
             return Ok(info.0);
         }
-        // Locked until it is made, also for the host's, because nothing would free a second one.
+        // The lock is held until the info is made, for the host's as well, because a second one would never be freed.
         let mut devices = DEVICES.lock();
         let made = if let Self::Cuda(device) = self { devices.get(&device) } else { host() };
         if let Some(info) = made {

@@ -1,4 +1,4 @@
-//! The states whose size varies: growing tensors and strings; and what of all states is copied after a run.
+//! Varying states (growing tensors and strings), and copying states and contexts to their sequences after a run.
 //!
 //! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]), which
 //! the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a sequence
@@ -388,7 +388,7 @@ impl NewStates<'_> {
         // Until `commit`: the copies overwrite the state from before the run.
         lease.spoil();
         for (input, _, context) in self.binding.contexts() {
-            // The end of what the model saw of this row is what goes in front of the next request.
+            // The end of this row's input becomes the context of the next request.
             let Some(length) = row.steps(self.binding, input, context.axis) else { continue };
             let bound = &self.binding.inputs[input];
             let (dims, bytes) = self.step.filled(input);

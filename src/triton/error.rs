@@ -113,7 +113,7 @@ pub unsafe fn check(returned: Result<*mut TRITONSERVER_Error, MissingSymbol>) ->
     }
 }
 
-/// What a call writes to its last argument, a pointer that is not named here.
+/// Calls a function of Triton whose last argument is a pointer to the result, and returns the result.
 macro_rules! get {
     ($function:ident($($argument:expr),*)) => {{
         // Zeros are valid for what Triton writes: numbers, flags and pointers.

@@ -149,7 +149,6 @@ pub enum NotCopied {
 #[derive(Clone, Copy)]
 pub struct Input<'a>(pub(super) &'a RawInput);
 
-///
 /// # Safety
 /// `input` must be alive.
 unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Piece, Error> {

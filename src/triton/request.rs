@@ -292,7 +292,7 @@ impl Request {
     /// Makes an error the answer, in place of one that was made and has not been sent.
     pub fn fail_instead(&mut self, made: &mut Option<Answer>, error: Error) {
         if let Some(mut before) = made.take() {
-            // Deletes the response. Otherwise the end of `before` would send it.
+            // Deletes the response. Otherwise dropping `before` would send it.
             before.0 = None;
             self.answered = false;
             *made = self.make_answer(Err(error));

@@ -59,7 +59,7 @@ struct RawResponse {
 
 #[derive(Default)]
 struct Recorded {
-    /// Its outputs have no bytes yet.
+    /// Its outputs get their bytes in [`RawResponse::copy`].
     copy: ResponseCopy,
     /// The bytes of each output; a start of `None` is in memory of a GPU.
     memory: Vec<(Option<*const u8>, usize)>,
@@ -318,7 +318,7 @@ impl RawResponse {
     fn send(self, error: Option<Error>, is_final: bool) -> Result<(), Error> {
         let flags = if is_final { triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL } else { 0 };
         let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());
-        // `ManuallyDrop` would never free it.
+        // `ManuallyDrop` below drops no field, so this is freed here.
         drop(self.recorded.take());
         let raw = ManuallyDrop::new(self).raw.as_ptr();
         // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.

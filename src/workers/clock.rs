@@ -18,7 +18,7 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 pub(super) struct Thread {
     stop: Box<dyn Fn() + Send>,
     thread: Option<JoinHandle<()>>,
-    /// "the thread that ..."
+    /// Names the thread in the log, such as "the thread that watches the clock".
     what: &'static str,
 }
 

@@ -75,6 +75,7 @@ impl Scheduled {
 pub struct Workers {
     shared: Arc<Shared>,
     _clock: Thread,
+    /// Stopped in this order, which matters: see [`Shared::start_store_threads`].
     _of_store: Vec<Thread>,
     workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,

@@ -43,7 +43,7 @@ impl ConvertError {
                 let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
                 [Hint::States, Hint::Time].into_iter().filter(hinted).collect()
             }
-            _ => Vec::new(),
+            Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
         }
     }
 }

@@ -22,8 +22,8 @@ pub enum Change {
 }
 
 impl Change {
-    /// Bytes that are read of what has so many at the target.
-    const fn read(self, written: u64) -> u64 {
+    /// How many bytes of the source make `written` bytes at the target.
+    const fn source_bytes(self, written: u64) -> u64 {
         match self {
             Self::None | Self::Round => written,
             Self::Widen => written / 2,
@@ -136,7 +136,7 @@ const CARRIED_ALIGNMENT: usize = 16;
 impl Moves {
     pub fn push(&mut self, pieces: Pieces, change: Change) {
         let Pieces { from, to, from_stride, to_stride, bytes, count } = pieces;
-        let is_gapless = from_stride == change.read(bytes) && to_stride == bytes;
+        let is_gapless = from_stride == change.source_bytes(bytes) && to_stride == bytes;
         let (outer, piece) = joined(count, bytes, is_gapless);
         let (kind, unit) = match change {
             Change::None => {
@@ -148,7 +148,7 @@ impl Moves {
             Change::Round => (kind::ROUND, 4),
         };
         let whole = RowMove { from, to, from_stride, to_stride, kind, ..Default::default() };
-        self.add(whole, outer, piece, unit, change.read(unit));
+        self.add(whole, outer, piece, unit, change.source_bytes(unit));
     }
 
     /// Moves pieces of a row from the host, where their `from` counts from the row's first byte, to the device.

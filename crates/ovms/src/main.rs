@@ -104,7 +104,7 @@ fn fails(text: &str, code: u8) -> ExitCode {
 
 fn show(text: &str) -> Result<(), String> {
     let mut output = io::stdout().lock();
-    // Not println!, which panics. Whoever reads the output may stop when he has read enough.
+    // Not `println!`, which panics if the reader closes the pipe early.
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write the output: {error}")),
         _ => Ok(()),

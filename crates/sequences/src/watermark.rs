@@ -41,7 +41,7 @@ pub struct Watermark {
     /// The last payload that is passed: everything that core had queued when its requests had been released has
     /// arrived.
     pub passed: u64,
-    /// `passed` when the requests of the latest payload arrived. What core had queued when the requests of this one had been
+    /// `passed` when the requests of the latest payload arrived. Whatever core had queued when payload `passed_before` was
     /// released arrived before the latest payload.
     pub passed_before: u64,
     requests: u64,
@@ -91,7 +91,7 @@ impl Watermark {
     /// The requests of the payload that has begun are about to be given to their sequences.
     pub fn arrive(&mut self, requests: usize) {
         self.is_arriving = false;
-        // Before `pass`, because what this payload proves may have arrived with it, and not before it.
+        // Before `pass`: this payload proves only that earlier requests arrived with it, not before it.
         self.passed_before = self.passed;
         self.requests += requests as u64;
         let (arrived, enough) = (self.requests, self.queue_requests);

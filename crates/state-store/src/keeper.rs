@@ -56,7 +56,8 @@ impl Hold {
         }
     }
 
-    /// It gets its record from one of these older sequences of this server, when its START has run.
+    /// Makes it take over the record of one of these older sequences of this server when its START has run. If none of them
+    /// leaves a record, its save fails, and its client has to send the START again.
     #[must_use]
     pub fn behind(mut self, older: impl Iterator<Item = Token>) -> Self {
         self.replaces.extend(older);

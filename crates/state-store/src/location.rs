@@ -138,16 +138,18 @@ impl RedisLocation {
     fn with_options(mut self, options: &str) -> Result<Self, BadLocation> {
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if value.is_empty() {
+                return Err(BadLocation(format!("the option '{name}' needs a value")));
+            }
             let has_sentinels = matches!(self.address, Address::Sentinels(..));
             // Sentinels have users and passwords of their own.
-            let (login, name) = match name.strip_prefix("sentinel_") {
+            let (login, own) = match name.strip_prefix("sentinel_") {
                 Some(own @ ("user" | "password_file" | "password_env")) if has_sentinels => {
                     (&mut self.sentinel_login, own)
                 }
                 _ => (&mut self.login, name),
             };
-            match (name, &mut self.tls) {
-                _ if value.is_empty() => return Err(BadLocation(format!("the option '{name}' needs a value"))),
+            match (own, &mut self.tls) {
                 ("user", _) => login.user = Some(value.to_owned()),
                 ("db", _) => self.database = read_database(value)?,
                 ("password_file", _) => login.password = Some(Secret::File(value.into())),
@@ -360,6 +362,7 @@ mod tests {
             ("redis+sentinel://x/main/2", "a database is an option"),
             ("redis+sentinel://x,/main", "host is missing"),
             ("redis+sentinel://x/main?sentinel_user=y", "sentinel_password_file"),
+            ("redis+sentinel://x/main?sentinel_user=", "'sentinel_user' needs a value"),
             ("redis+cluster://x/1", "database 0 only"),
             ("redis+cluster://x,", "host is missing"),
             ("unix:", "path of a socket"),

@@ -17,7 +17,7 @@ use crate::workers::clock::Thread;
 
 /// Sequences that are looked for together.
 const MOST_TOGETHER: usize = 64;
-/// How long the owner of a sequence may take to release it. Then it is taken without.
+/// How long the owner of a sequence may take to release it. After that, this server takes it without a release.
 pub const PATIENCE: Duration = Duration::from_millis(250);
 /// How long an older instance of the model may take to save its sequences. It also bounds the wait for one that never ends.
 pub const OLDER_PATIENCE: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Whether its owner was asked first less than this time ago.
+    /// Whether its owner has not been asked yet, or was first asked less than this time ago.
     pub fn is_within(&self, patience: Duration) -> bool {
         self.asked.is_none_or(|since| since.elapsed() < patience)
     }

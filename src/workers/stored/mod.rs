@@ -80,8 +80,7 @@ struct Sequence {
 
 impl Sequence {
     fn new(id: SequenceId, key: Vec<u8>, hold: Hold) -> Self {
-        let (starts, moves, state, made, saved, unsaved) = Default::default();
-        Self { id, key, hold, starts, moves, state, made, saved, unsaved }
+        Self { id, key, hold, starts: false, moves: false, state: None, made: 0, saved: 0, unsaved: Unsaved::default() }
     }
 }
 
@@ -121,7 +120,7 @@ impl Owned {
         self.lanes_of(key).iter().filter(move |&&of| of < lane).filter_map(|&of| Some(self.get(of)?.hold.token()))
     }
 
-    /// Whether a sequence with this id has a START at work.
+    /// Whether a sequence with this id has a START that is still running.
     fn begins(&self, key: &[u8]) -> bool {
         self.lanes_of(key).iter().any(|&of| self.get(of).is_some_and(|of| of.starts))
     }

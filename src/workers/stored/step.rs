@@ -134,29 +134,32 @@ impl Stored {
         let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
         let mut starts: Vec<_> = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()).collect();
         starts.sort_by_key(|row| row.key.as_ref().and_then(|key| key.lane));
-        let (mut first, mut behind, mut holds) = (Vec::new(), Vec::new(), Vec::new());
-        let mut owned = self.sequences.lock();
-        for row in starts {
-            let Some(Key { lane: Some(lane), id, .. }) = row.key.clone() else { continue };
+        let with_hold = |row: &'_ mut Row| {
+            let Key { lane, id, .. } = row.key.clone()?;
             let key = key_of(&id);
+            let hold = self.keeper.hold(&key).inspect_err(|source| self.not_written(source));
+            let hold = hold.map_err(|source| refuse(row, |id| failed(id, &source))).ok()?;
+            Some((lane?, id, key, hold))
+        };
+        // Before the lock, because the tokens of holds are drawn by the system.
+        let starts: Vec<_> = starts.into_iter().filter_map(|row| with_hold(row).map(|of| (of, row))).collect();
+        let (mut reserving, mut behind, mut holds) = (Vec::new(), Vec::new(), Vec::new());
+        let mut owned = self.sequences.lock();
+        for ((lane, id, key, hold), row) in starts {
             if owned.lanes_of(&key).last().is_some_and(|&of| of >= lane) {
                 continue;
             }
-            match self.keeper.hold(&key) {
+            if owned.begins(&key) {
                 // The store would replace the record of the older START, which has no state. If this START then failed, no
                 // record would be left for the older sequence.
-                Ok(hold) if owned.begins(&key) => {
-                    let hold = hold.behind(owned.older(&key, lane));
-                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold) });
-                    behind.push((lane, key, row));
-                }
+                let hold = hold.behind(owned.older(&key, lane));
+                owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold) });
+                behind.push((lane, key, row));
+            } else {
                 // Entered before the store has answered, so that a younger START on another worker finds it.
-                Ok(hold) => {
-                    owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold.clone()) });
-                    first.push((lane, key, row));
-                    holds.push(hold);
-                }
-                Err(source) => refuse(row, |id| failed(id, &source)),
+                owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold.clone()) });
+                reserving.push((lane, key, row));
+                holds.push(hold);
             }
         }
         drop(owned);
@@ -166,7 +169,7 @@ impl Stored {
             Err(source) => failed(id, source),
         };
         let (mut owned, mut refused) = (self.sequences.lock(), Vec::new());
-        for (at, (lane, key, row)) in first.into_iter().enumerate() {
+        for (at, (lane, key, row)) in reserving.into_iter().enumerate() {
             let hold = reserved.as_ref().ok().map(|holds| &holds[at]);
             let rejects = |hold: &&Hold| self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane));
             if let Some(hold) = hold.filter(|hold| !rejects(hold)) {
@@ -177,7 +180,7 @@ impl Stored {
                 refused.push(key);
             }
         }
-        // What refuses a START refuses those behind it.
+        // A START that was to take over the record of a refused one is refused for the same reason.
         for (lane, _, row) in behind.into_iter().filter(|(_, key, _)| refused.contains(key)) {
             refuse(row, refusal);
             owned.remove(lane);
@@ -272,6 +275,11 @@ impl Stored {
                         }
                         (Saved::Moved | Saved::Asked, _) => {
                             self.saves().moved += u64::from(!of.hold.replaces());
+                            self.fail_unsaved(instance, answered, of.lane, Refused::Moved(of.id.clone()).into());
+                        }
+                        // The older START whose record this one was to take over has left none, or has not made it yet, on
+                        // another worker. The client can send this one again.
+                        (Saved::Absent, Some(_)) if of.hold.replaces() => {
                             self.fail_unsaved(instance, answered, of.lane, Refused::Moved(of.id.clone()).into());
                         }
                         (gone @ (Saved::Ended | Saved::Absent), _) => {

@@ -382,7 +382,7 @@ pub enum Told<'a> {
     TooLarge(&'a Entry, &'a StoreError),
 }
 
-/// Starts the thread. Dropped, it writes what is left, if the store answers.
+/// Starts the thread. Dropping it writes what is left, if the store answers.
 pub fn start_writer(
     queue: &Arc<Queue>,
     keeper: &Arc<Keeper>,

@@ -8,9 +8,10 @@ use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
-/// Numbers of rows that shapes are computed for, and the length of other open dimensions.
+/// The smaller of two numbers of rows that shapes are computed for, besides 1.
 pub const FEW: i64 = 48;
 const MANY: i64 = 96;
+/// The length of other open dimensions.
 const OTHER: i64 = 32;
 /// Lengths of other open dimensions that no window divides.
 const PRIMES: [i64; 6] = [31, 37, 41, 43, 53, 59];

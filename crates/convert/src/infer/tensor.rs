@@ -1,4 +1,4 @@
-//! What is known about one tensor, how its elements are found, and what operators make of it that work element by element.
+//! What is known about one tensor, how its elements are found, and operators that work element by element.
 
 use std::sync::Arc;
 

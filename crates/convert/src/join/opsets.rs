@@ -65,7 +65,7 @@ const CHANGES: &[(i64, &str, Change)] = &[
     (24, "Attention", Change::OneOutput),
 ];
 
-/// Raises the nodes of a graph and of the graphs inside it. The error goes on behind the graph's name.
+/// Raises the nodes of a graph and of the graphs inside it. The text of the error follows the graph's name.
 pub fn raise(graph: &mut GraphProto, from: i64, to: i64) -> Result<(), String> {
     check_versions(from, to)?;
     let names = &mut Names::of(graph);

@@ -1,7 +1,7 @@
 //! The operators that the converter knows, in groups that follow the same rules.
 //!
-//! To add an operator, add its name to its group. The compiler names the places where a new rule is missing: [`ShapeRule`] is followed in
-//! `infer`, [`StepsRule`] in `time`.
+//! To add an operator, add its name to its group. The compiler names the places where a new rule is missing: [`ShapeRule`]
+//! is followed in `infer`, [`StepsRule`] in `time`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -101,6 +101,7 @@ fn compare(
     Ok(compared)
 }
 
+/// Prepends what a context has kept to its input, and keeps the end of the result.
 fn put_in_front(context: &PlannedContext, feeds: &mut [Feed], values: &mut HashMap<String, Host>) -> Result<()> {
     let (axis, pair) = (context.axis, &context.pair);
     let input = feeds.iter_mut().find(|(input, _)| *input == context.input);

@@ -56,7 +56,7 @@ impl BoundInput {
         row_dims(&self.dims, self.batch_axis)
     }
 
-    /// The dims of one row that has so many elements along `axis`.
+    /// The dims of one row with `elements` elements along `axis`.
     pub fn dims_of_part(&self, axis: usize, elements: i64) -> Vec<i64> {
         let mut dims = self.row_dims();
         dims[axis] = elements;

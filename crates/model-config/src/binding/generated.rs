@@ -43,7 +43,7 @@ struct Binder<'a> {
 
 enum ValuesPerRow {
     One,
-    /// Those of a list, of this length if it is always the same.
+    /// A list of values, with its length if that is fixed.
     Of(Option<i64>),
 }
 
@@ -264,7 +264,7 @@ fn numbered(counters: &mut Vec<Counter>, counter: Counter) -> usize {
 pub enum RowValues {
     /// `count` numbers from `first` up, before the factor and the addend.
     Numbers { first: u64, count: usize },
-    /// So many ones, zeros, and ones again.
+    /// `ones` ones, then `zeros` zeros, then `more` ones.
     Mask { ones: usize, zeros: usize, more: usize },
 }
 

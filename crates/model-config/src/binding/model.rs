@@ -174,7 +174,7 @@ impl Binding {
     /// What a snapshot calls a context of an input.
     pub fn context_name(&self, input: usize, of: BoundContext) -> String {
         let input = self.inputs[input].name.clone();
-        // What is kept doesn't depend on the number of elements behind it, so a snapshot doesn't have that.
+        // The number of new elements doesn't change what is kept, so a snapshot leaves it out.
         Context { input, length: of.length, new: None, axis: Some(of.axis), first: of.first }.to_string()
     }
 

@@ -100,7 +100,8 @@ impl PartialConfig {
             state_store,
             core_idle_limit,
             idle_limit: idle_limit + idle_margin(parameters, quiet)?,
-            // What core has queued arrives within `quiet`, so by then it has had no request for all of its limit.
+            // Core's queue empties within `quiet`, so by then core has seen no request of the sequence for its whole idle
+            // limit.
             dropped_after: idle_limit + quiet,
             quiet,
             candidates: scheduling.candidates,

@@ -58,7 +58,7 @@ impl Scheduling {
         };
         let written = unsigned("sequence_batching.oldest.max_candidate_sequences", written)?;
         let delay_us = unsigned(&format!("sequence_batching.{name}.max_queue_delay_microseconds"), delay)?;
-        // Core has so many slots for each instance, also with `oldest` if `max_candidate_sequences` isn't written.
+        // Core gives each instance one slot per row of a batch; with `oldest`, only if `max_candidate_sequences` isn't written.
         let candidates = if written > 0 { written } else { max_batch_size.max(1) };
         Ok(Self { strategy, candidates, queue_delay: Duration::from_micros(delay_us as u64).min(YEAR) })
     }

@@ -24,16 +24,34 @@ use crate::triton::{self, Failure};
 const STREAM: &str = "ModelStreamInfer";
 
 /// The methods that have a label in the metrics.
-const METHODS: &str = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer ModelStreamInfer \
-    ModelConfig ModelStatistics RepositoryIndex RepositoryModelLoad RepositoryModelUnload SystemSharedMemoryStatus \
-    SystemSharedMemoryRegister SystemSharedMemoryUnregister CudaSharedMemoryStatus CudaSharedMemoryRegister \
-    CudaSharedMemoryUnregister TraceSetting LogSettings";
+const METHODS: [&str; 20] = [
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelInfer",
+    STREAM,
+    "ModelConfig",
+    "ModelStatistics",
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+];
 
 /// Passes a request on to Triton, and the answer back as it comes.
 pub async fn answer(gateway: Arc<Gateway>, triton: Channel, mut request: Request<Incoming>) -> Response<Body> {
     let called = request.uri().path().rsplit('/').next().unwrap_or_default();
     // Others share the empty label, because a client could make up any number of names.
-    let method = METHODS.split(' ').find(|method| *method == called).unwrap_or_default();
+    let method = METHODS.into_iter().find(|method| *method == called).unwrap_or_default();
     let counted = gateway.metrics.request(Method { api: "kserve_grpc", method });
     if matches!(method, "RepositoryModelLoad" | "RepositoryModelUnload") && gateway.managed.is_some() {
         let failure = Failure::managed_models();

@@ -62,7 +62,7 @@ impl<R> Scheduler<R> {
         if self.is_idle(lane) { self.drop_idle(lane, OverBy::Replaced) } else { self.close(lane) }
     }
 
-    /// The lane of a request that is no START. `known`: that of the live sequence with its id.
+    /// Finds the lane of a request that is not a START. `known` is the lane of the live sequence with its id.
     fn find(
         &mut self,
         id: SequenceId,

@@ -22,6 +22,7 @@
 //! - No operation takes longer with more sequences that have a place. Three take longer with more sequences of a kind:
 //!   [`Scheduler::take`] with those whose last run failed, a START with those that are looked for, and removing a sequence
 //!   that waits for a place with those that wait.
+//! - The caller passes the time. Nothing here reads a clock.
 //!
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 

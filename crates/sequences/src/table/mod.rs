@@ -239,6 +239,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             Outcome::RunFailed => record.good = Good { requests: 0, since: now },
             Outcome::Failed | Outcome::Lost => {}
         }
+        // A sequence is over after an END, even a failed one, after a START that failed, and when its state is lost.
         record.failed |= end || outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();

@@ -76,7 +76,7 @@ pub fn pack(nodes: &mut Nodes, [tokens, frames]: [&str; 2], found: &str, width: 
     let number = DataType::Int64.into();
     let ones = nodes.cast("found_ones", found, number);
     nodes.push("ReduceSum", LENGTHS, &[&ones, "search.1"], |node| node.with_int("keepdims", 0));
-    // TopK gives no more entries than there are turns, so what is missing of the width is filled up.
+    // TopK gives no more entries than there are turns, so `Pad` fills the rest of the width.
     let most = nodes.with("ReduceMax", "most_tokens", &[LENGTHS], |node| node.with_int("keepdims", 0));
     let most = nodes.add("Reshape", "most", &[&most, "search.1"]);
     let filling = nodes.add("Sub", "filling", &[width, &most]);
