@@ -10,6 +10,7 @@ The server dies with the process that started it, however that ends. It dies als
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import http.client
 import json
@@ -409,11 +410,28 @@ def free_ports(address: str, count: int) -> list[int]:
     return ports
 
 
+_reserved: collections.deque[socket.socket] = collections.deque(maxlen=300)
+"""Sockets with the names of the newest ports of this process. No other process is given one of these ports, also while
+nothing listens on it: before a server has started, and while one starts again."""
+
+
 def free_port(address: str, exclude: Collection[int]) -> int:
     for port in random.sample(_FREE_PORTS, 200):
-        if port not in exclude and _is_free(address, port):
+        if port not in exclude and _is_free(address, port) and _reserve(port):
             return port
     raise ServerError(f"no free port found on {address} in {_FREE_PORTS}")
+
+
+def _reserve(port: int) -> bool:
+    # A name in the abstract namespace, which Linux frees when the process ends.
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0triton-stateful-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _reserved.append(name)
+    return True
 
 
 def _is_free(address: str, port: int) -> bool:
