@@ -110,19 +110,16 @@ impl<'a> Filling<'a, '_> {
         let dims = request.form.model_dims(first.dims());
         // Without a batch axis, all rows have the same value, so the first one's is taken.
         let rows = if input.batch_axis.is_some() { batch.run_rows } else { 1 };
-        match (request.window_axis(), input.data_type) {
-            (Some(axis), DataType::Bytes) => return self.string_windows(index, input, request, axis),
-            (Some(axis), _) => return self.windows(index, input, request, axis),
-            (None, DataType::Bytes) => {
-                let layout = layout(input, dims)?;
-                let positions = |position| strings::positions(&layout.row(RowAt { position, rows }));
-                let sent = batch.strings(request).take(rows).enumerate();
-                let elements = sent.flat_map(|(position, sent)| positions(position).zip(sent.iter()));
-                return Ok(self.step.set_strings(index, dims, rows, elements)?);
-            }
-            (None, _) => {}
+        if let Some(axis) = request.window_axis() {
+            return self.windows(index, input, request, axis);
         }
         let layout = layout(input, dims)?;
+        if input.data_type == DataType::Bytes {
+            let positions = |position| strings::positions(&layout.row(RowAt { position, rows }));
+            let sent = batch.strings(request).take(rows).enumerate();
+            let elements = sent.flat_map(|(position, sent)| positions(position).zip(sent.iter()));
+            return Ok(self.step.set_strings(index, dims, rows, elements)?);
+        }
         let buffer = self.step.input(index, dims, rows)?;
         for (position, (_, sent)) in batch.inputs(request).take(rows).enumerate() {
             let part = layout.row(RowAt { position, rows });
@@ -137,7 +134,8 @@ impl<'a> Filling<'a, '_> {
         Ok(())
     }
 
-    /// Rows with their context in front, filled up behind to the length of the longest.
+    /// Rows after their context, filled up to the length of the longest. Strings have no context, and are filled up with empty
+    /// ones.
     fn windows(
         &mut self,
         index: usize,
@@ -147,6 +145,13 @@ impl<'a> Filling<'a, '_> {
     ) -> Result<(), RequestError> {
         let (batch, rows) = (self.batch, self.batch.run_rows);
         let (dims, layout) = batch.windows(input, request, axis)?;
+        if input.data_type == DataType::Bytes {
+            let lengths = batch.inputs(request).map(|(_, sent)| request.own_length(sent.dims(), axis));
+            let elements = batch.strings(request).zip(lengths).enumerate().flat_map(|(position, (sent, length))| {
+                strings::positions(&layout.window(RowAt { position, rows }, 0..length)).zip(sent.iter())
+            });
+            return Ok(self.step.set_strings(index, &dims, rows, elements)?);
+        }
         let (longest, row_layout) = (layout.steps(), self::layout(input, &dims)?);
         let whole_row = |position| row_layout.row(RowAt { position, rows });
         let buffer = self.step.input(index, &dims, rows)?;
@@ -172,23 +177,6 @@ impl<'a> Filling<'a, '_> {
             copies::fill(&window(whole..longest), buffer, 0);
         }
         Ok(())
-    }
-
-    /// As [`Filling::windows`], for strings, which have no context: rows are filled up with empty ones.
-    fn string_windows(
-        &mut self,
-        index: usize,
-        input: &BoundInput,
-        request: &'a RequestInput,
-        axis: usize,
-    ) -> Result<(), RequestError> {
-        let (batch, rows) = (self.batch, self.batch.run_rows);
-        let (dims, layout) = batch.windows(input, request, axis)?;
-        let lengths = batch.inputs(request).map(|(_, sent)| request.own_length(sent.dims(), axis));
-        let elements = batch.strings(request).zip(lengths).enumerate().flat_map(|(position, (sent, length))| {
-            strings::positions(&layout.window(RowAt { position, rows }, 0..length)).zip(sent.iter())
-        });
-        Ok(self.step.set_strings(index, &dims, rows, elements)?)
     }
 
     fn control(&mut self, index: usize, input: &BoundInput, control: &BoundControl) -> Result<(), SessionError> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use sequences::scheduler::{Lookup, Refused, Scheduler};
 use sequences::{Key, SequenceId};
 
-use super::arrivals::{Queued, moved, unfit};
+use super::arrivals::{Queued, Unfit, moved, unfit};
 use super::clock::Thread;
 use super::stored::{Found, Pending, Stored, Told, hear_asks, start_lookups, start_writer};
 use super::{SHOW_EVERY, Shared};
@@ -61,7 +61,24 @@ impl Shared {
     /// looked for again.
     fn find(&self, pending: Vec<Pending>) -> Vec<Pending> {
         let Some(stored) = &self.stored else { return Vec::new() };
-        let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
+        let (mut wake, mut refused) = (Vec::new(), Vec::new());
+        let (behind, pending) = self.still_wanted(stored, pending, &mut wake, &mut refused);
+        let lookups: Vec<_> = pending.iter().collect();
+        let found = panic::catch_and_log(|| stored.find(&lookups)).unwrap_or_default();
+        let mut again: Vec<_> = behind.into_iter().map(Pending::later).collect();
+        again.extend(self.take_found(stored, pending, found, wake, refused));
+        again
+    }
+
+    /// Leaves out what need not be looked for any more. Also returns what waits for an END that has not run yet.
+    fn still_wanted(
+        &self,
+        stored: &Stored,
+        pending: Vec<Pending>,
+        wake: &mut Vec<usize>,
+        refused: &mut Vec<(Request, Unfit)>,
+    ) -> (Vec<Pending>, Vec<Pending>) {
+        let now = Instant::now();
         let mut scheduler = self.scheduler.lock();
         // The START of a client that has gone, which may have sent it again to another server: it must not replace that
         // sequence in the store.
@@ -72,7 +89,7 @@ impl Shared {
         let (cancelled, pending): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_cancelled);
         for of in cancelled {
             stored.forget([of.lookup.lane]);
-            let mut requests = scheduler.not_found(of.lookup.lane, now, &mut wake).into_iter();
+            let mut requests = scheduler.not_found(of.lookup.lane, now, wake).into_iter();
             let first = requests.next();
             refused.extend(first.map(|(first, _)| (first.row.request, Some(Box::new(RequestError::Cancelled)))));
             refused.extend(requests.map(unfit));
@@ -81,16 +98,23 @@ impl Shared {
         let (pending, replaced): (Vec<_>, Vec<_>) =
             pending.into_iter().partition(|of| of.lookup.starts || scheduler.is_looked_for(of.lookup.lane));
         for of in replaced {
-            refused.extend(scheduler.not_found(of.lookup.lane, now, &mut wake).into_iter().map(unfit));
+            refused.extend(scheduler.not_found(of.lookup.lane, now, wake).into_iter().map(unfit));
         }
-        // Behind an END that has not run yet: the sequence is still here.
-        let (behind, pending): (Vec<_>, Vec<_>) =
-            pending.into_iter().partition(|of| !of.lookup.starts && scheduler.is_behind_an_end(of.lookup.lane));
-        drop(scheduler);
-        let lookups: Vec<_> = pending.iter().collect();
-        let mut found = panic::catch_and_log(|| stored.find(&lookups)).unwrap_or_default().into_iter();
-        let mut again: Vec<_> = behind.into_iter().map(Pending::later).collect();
-        let (now, mut ends_again) = (Instant::now(), Vec::new());
+        // While an END has not run yet, the sequence is still here.
+        pending.into_iter().partition(|of| !of.lookup.starts && scheduler.is_behind_an_end(of.lookup.lane))
+    }
+
+    /// Hands over what the store said of each. Returns what is to be looked for again.
+    fn take_found(
+        &self,
+        stored: &Stored,
+        pending: Vec<Pending>,
+        found: Vec<Found>,
+        mut wake: Vec<usize>,
+        mut refused: Vec<(Request, Unfit)>,
+    ) -> Vec<Pending> {
+        let mut found = found.into_iter();
+        let (now, mut again, mut ends_again) = (Instant::now(), Vec::new(), Vec::new());
         let mut scheduler = self.scheduler.lock();
         for pending in pending {
             let Lookup { lane, starts, .. } = pending.lookup;

@@ -38,6 +38,15 @@ struct Unsaved {
     answer: Vec<u8>,
 }
 
+/// A START whose sequence has been entered.
+struct Starting<'r> {
+    lane: u32,
+    key: Vec<u8>,
+    row: &'r mut Row,
+    /// `None` if it takes over the record of an older START, and needs none of its own.
+    hold: Option<Hold>,
+}
+
 impl Stored {
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
     pub(super) fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
@@ -130,61 +139,66 @@ impl Stored {
     /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs that their
     /// clients may have sent to another server, and those of sequences that a younger one has replaced here.
     pub(super) fn reserve(&self, rows: &mut [Row]) {
-        let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
-        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
-        let mut starts: Vec<_> = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()).collect();
-        starts.sort_by_key(|row| row.key.as_ref().and_then(|key| key.lane));
-        let with_hold = |row: &'_ mut Row| {
-            let Key { lane, id, .. } = row.key.clone()?;
-            let key = key_of(&id);
-            let hold = self.keeper.hold(&key).inspect_err(|source| self.not_written(source));
-            let hold = hold.map_err(|source| refuse(row, |id| failed(id, &source))).ok()?;
-            Some((lane?, id, key, hold))
-        };
-        // Before the lock, because the tokens of holds are drawn by the system.
-        let starts: Vec<_> = starts.into_iter().filter_map(|row| with_hold(row).map(|of| (of, row))).collect();
-        let (mut reserving, mut behind, mut holds) = (Vec::new(), Vec::new(), Vec::new());
-        let mut owned = self.sequences.lock();
-        for ((lane, id, key, hold), row) in starts {
-            if owned.lanes_of(&key).last().is_some_and(|&of| of >= lane) {
-                continue;
-            }
-            if owned.begins(&key) {
-                // The store would replace the record of the older START, which has no state. If this START then failed, no
-                // record would be left for the older sequence.
-                let hold = hold.behind(owned.older(&key, lane));
-                owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold) });
-                behind.push((lane, key, row));
-            } else {
-                // Entered before the store has answered, so that a younger START on another worker finds it.
-                owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), hold.clone()) });
-                reserving.push((lane, key, row));
-                holds.push(hold);
-            }
+        let starting = self.enter_starts(rows);
+        let holds: Vec<_> = starting.iter().filter_map(|of| of.hold.clone()).collect();
+        if holds.is_empty() {
+            return;
         }
-        drop(owned);
         let reserved = self.keeper.reserve(holds).inspect_err(|source| self.not_written(source));
         let refusal = |id: &SequenceId| match &reserved {
             Ok(_) => StoredError::Exists(id.clone()).into(),
             Err(source) => failed(id, source),
         };
+        let mut holds = reserved.iter().flatten();
         let (mut owned, mut refused) = (self.sequences.lock(), Vec::new());
-        for (at, (lane, key, row)) in reserving.into_iter().enumerate() {
-            let hold = reserved.as_ref().ok().map(|holds| &holds[at]);
-            let rejects = |hold: &&Hold| self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane));
-            if let Some(hold) = hold.filter(|hold| !rejects(hold)) {
+        for Starting { lane, key, row, hold } in starting {
+            let is_refused = if hold.is_none() {
+                refused.contains(&key)
+            } else if let Some(hold) = holds.next() {
                 owned.get_mut(lane).into_iter().for_each(|of| of.hold = hold.clone());
+                self.rejects_duplicates && hold.replaces_another(owned.older(&key, lane))
             } else {
+                true
+            };
+            if is_refused {
                 refuse(row, refusal);
                 owned.remove(lane);
                 refused.push(key);
             }
         }
-        // A START that was to take over the record of a refused one is refused for the same reason.
-        for (lane, _, row) in behind.into_iter().filter(|(_, key, _)| refused.contains(key)) {
-            refuse(row, refusal);
-            owned.remove(lane);
+    }
+
+    /// Enters the sequences of STARTs, the older ones first.
+    fn enter_starts<'r>(&self, rows: &'r mut [Row]) -> Vec<Starting<'r>> {
+        let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
+        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
+        let mut starts: Vec<_> = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()).collect();
+        starts.sort_by_key(|row| row.key.as_ref().and_then(|key| key.lane));
+        let mut starting = Vec::with_capacity(starts.len());
+        for row in starts {
+            let Some(Key { lane: Some(lane), id, .. }) = row.key.clone() else { continue };
+            let key = key_of(&id);
+            // Without the lock, because the system draws the token.
+            let hold = match self.keeper.hold(&key).inspect_err(|source| self.not_written(source)) {
+                Ok(hold) => hold,
+                Err(source) => {
+                    refuse(row, |id| failed(id, &source));
+                    continue;
+                }
+            };
+            // Locked until the sequence is entered, so that of two STARTs on two workers one finds the other.
+            let mut owned = self.sequences.lock();
+            if owned.lanes_of(&key).last().is_some_and(|&of| of >= lane) {
+                continue;
+            }
+            // The store would replace the record of an older START, which has no state. If this START then failed, the older
+            // sequence would have no record.
+            let is_behind = owned.begins(&key);
+            let entered = if is_behind { hold.clone().behind(owned.older(&key, lane)) } else { hold.clone() };
+            owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), entered) });
+            starting.push(Starting { lane, key, row, hold: Some(hold).filter(|_| !is_behind) });
         }
+        starting
     }
 
     fn unsaved(&self, instance: &mut Instance, of: &mut Answered, at: usize) -> Option<Unsaved> {

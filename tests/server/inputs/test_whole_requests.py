@@ -12,7 +12,7 @@ from harness.clients import new_id
 from harness.conversations import together
 from harness.deployment import eventually
 from harness.model import Model
-from harness.raw import Answer, Refused, Stream, Unary, take_back
+from harness.raw import Answer, Refused, Stream, Unary
 from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
 from harness.windows import Cut, WindowOracle, WindowTalk
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.simulated_device
 
 AUDIO = {"AUDIO": Cut(5)}
 #: Steps that take a second or so.
-MANY = 30_000
+MANY = 100_000
 #: Steps that take minutes.
 MINUTES = 5_000_000
 
@@ -40,6 +40,14 @@ def long_request(talk: WindowTalk, steps: int = MANY) -> dict[str, np.ndarray]:
     return {**talk.draw(1), "AUDIO": np.ones((1, 5 * steps), np.float32)}
 
 
+def under_way(deployment, model: Model, talk: WindowTalk) -> Stream:
+    """A stream with a request that has made some of its steps, and would go on for minutes."""
+    stream, before = Stream(deployment), deployment.statistics(model).execution_count
+    stream.send(model.name, long_request(talk, MINUTES), {"sequence_id": talk.sequence_id})
+    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
+    return stream
+
+
 @every_scheduler
 def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
     talk = talk_of(deployment, served(deployment, "windows_timeout", by))
@@ -53,10 +61,10 @@ def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
 
 @every_scheduler
 def test_a_request_that_is_cancelled_between_two_steps_changes_nothing(deployment, by):
-    model = served(deployment, "windows_cancelled", by)
+    model = served(deployment, "windows_cancelled", by, max_steps_per_request=MINUTES)
     talk = talk_of(deployment, model)
     talk.ask(8, start=True)
-    take_back(deployment, model.name, long_request(talk), {"sequence_id": talk.sequence_id}, after_s=0.2)
+    under_way(deployment, model, talk).leave()
     eventually(lambda: deployment.failures(model).get("cancelled"), lambda count: count == 1)
     talk.ask(12)
     talk.ask(12, end=True)
@@ -67,9 +75,7 @@ def test_a_long_request_lets_others_step(deployment):
     long, short = talk_of(deployment, model), talk_of(deployment, model, seed=2)
     long.ask(1, start=True)
     short.ask(1, start=True)
-    stream, before = Stream(deployment), deployment.statistics(model).execution_count
-    stream.send(model.name, long_request(long, MINUTES), {"sequence_id": long.sequence_id})
-    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
+    stream = under_way(deployment, model, long)
     for _ in range(20):
         short.ask(int(short.rng.integers(12)))
     stream.leave()

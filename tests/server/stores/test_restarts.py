@@ -195,10 +195,11 @@ def test_a_start_does_not_touch_the_requests_that_were_sent_before_it(deploy, lo
     assert [total(came[number]) for number in range(len(sent))] == wanted
 
 
-@pytest.mark.parametrize("worker_is", ["free", "busy"])
+@pytest.mark.parametrize(("workers", "worker_is"), [(1, "free"), (1, "busy"), (2, "free")])
 @both_stores
-def test_a_start_that_fails_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, worker_is):
-    model = stored(models.work("not_replaced"), location, on_duplicate_start="restart", worker_count=1)
+def test_a_start_that_fails_does_not_touch_the_requests_that_were_sent_before_it(deploy, location, workers, worker_is):
+    """The STARTs are in one batch if the worker is busy. With two workers, the second START runs during the first one."""
+    model = stored(models.work("not_replaced"), location, on_duplicate_start="restart", worker_count=workers)
     deployment = deploy(control_model=False)
     deployment.serve(model)
     sent = [(fed(1, 200), {"sequence_start": True}), *[(fed(10, 20), {})] * 3, (fed(FAILS), {"sequence_start": True})]

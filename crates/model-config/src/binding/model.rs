@@ -68,16 +68,7 @@ impl Binding {
         }
         // From here on, the name is that of the requests' batch, which their dims in the configuration have decided.
         let batch_symbol = feeds.batch_symbol(config);
-        let mut outputs = Vec::new();
-        let has_no_batch = |info: &TensorInfo| {
-            let pair = pairs.iter().find(|pair| pair.output == info.name);
-            let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
-            constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
-        };
-        for tensor in &config.outputs {
-            let info = find_output(signature, &tensor.name, "'output'")?;
-            outputs.push(response_output(Listed { config, tensor, info, batch_symbol }, has_no_batch(info))?);
-        }
+        let mut outputs = listed_outputs(config, pairs, constant_outputs, signature, batch_symbol)?;
         let mut states = Vec::new();
         let batch_is_open = feeds.batch_is_open(config);
         let shared = &shared;
@@ -334,6 +325,25 @@ fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayou
         }
     }
     SlotLayout::new(&sizes)
+}
+
+fn listed_outputs(
+    config: &Config,
+    pairs: &[StatePair],
+    constant_outputs: &[String],
+    signature: &Signature,
+    batch_symbol: Option<&str>,
+) -> Result<Vec<BoundOutput>> {
+    let has_no_batch = |info: &TensorInfo| {
+        let pair = pairs.iter().find(|pair| pair.output == info.name);
+        let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
+        constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
+    };
+    let outputs = config.outputs.iter().map(|tensor| {
+        let info = find_output(signature, &tensor.name, "'output'")?;
+        response_output(Listed { config, tensor, info, batch_symbol }, has_no_batch(info))
+    });
+    outputs.collect()
 }
 
 fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<()> {

@@ -121,6 +121,13 @@ impl Config {
         PartialConfig::from_json(config.to_string().as_bytes())?.resolve()
     }
 
+    /// A configuration for `direct` that has these parameters only.
+    #[cfg(test)]
+    pub(crate) fn with_parameters(parameters: &[(&str, &str)]) -> Result<Self> {
+        let config = serde_json::json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
+        Self::for_tests(&config, parameters)
+    }
+
     pub fn most_rows(&self) -> usize {
         self.padding.rows(self.max_rows_per_run)
     }

@@ -169,26 +169,22 @@ impl fmt::Display for Feed {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::config::Config;
-
-    fn config(parameters: &[(&str, &str)]) -> Result<Config> {
-        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
-        Config::for_tests(&config, parameters)
-    }
 
     #[test]
     fn windows_are_read_and_written_alike() {
         let text = "near=160:pad far=160@1:pad";
-        let windows = config(&[("input_windows", text), ("max_steps_per_request", "7")]).unwrap().written.windows;
+        let windows = Config::with_parameters(&[("input_windows", text), ("max_steps_per_request", "7")])
+            .unwrap()
+            .written
+            .windows;
         assert_eq!(windows.most_steps, Some(7));
         assert_eq!(windows.inputs[1], Window { input: "far".to_owned(), length: 160, axis: Some(1), pads: true });
         let written: Vec<String> = windows.inputs.iter().map(Window::to_string).collect();
         assert_eq!(written.join(" "), text);
         assert!(windows.line_with_axis("near", 2).contains("near=160@2:pad far=160@1:pad"));
-        assert!(!config(&[]).unwrap().windows.are_cut());
+        assert!(!Config::with_parameters(&[]).unwrap().windows.are_cut());
     }
 
     #[test]
@@ -203,27 +199,31 @@ mod tests {
             ("near=5:pad far=5", "write it for all or for none"),
             ("", "'input=elements'"),
         ] {
-            let error = config(&[("input_windows", text)]).unwrap_err().to_string();
+            let error = Config::with_parameters(&[("input_windows", text)]).unwrap_err().to_string();
             assert!(error.contains("input_windows") && error.contains(why), "{text}: {error}");
         }
-        let error = config(&[("max_steps_per_request", "5")]).unwrap_err().to_string();
+        let error = Config::with_parameters(&[("max_steps_per_request", "5")]).unwrap_err().to_string();
         assert!(error.contains("max_steps_per_request") && error.contains("input_windows"), "{error}");
-        let error = config(&[("input_windows", "a=1"), ("max_steps_per_request", "0")]).unwrap_err().to_string();
+        let error = Config::with_parameters(&[("input_windows", "a=1"), ("max_steps_per_request", "0")])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("from 1 to 4294967296"), "{error}");
     }
 
     #[test]
     fn feeds_and_ends_are_read() {
-        let repeat =
-            config(&[("repeat", "<<<next, ids>>> <<<a, b>>>"), ("repeat_until", "next=[2, 3], done level = 0.5")])
-                .unwrap()
-                .written
-                .repeat;
+        let repeat = Config::with_parameters(&[
+            ("repeat", "<<<next, ids>>> <<<a, b>>>"),
+            ("repeat_until", "next=[2, 3], done level = 0.5"),
+        ])
+        .unwrap()
+        .written
+        .repeat;
         let feed = |output: &str, input: &str| Feed { output: output.to_owned(), input: input.to_owned() };
         assert_eq!(repeat.feeds, [feed("next", "ids"), feed("a", "b")]);
         let until: Vec<_> = repeat.until.iter().map(|stop| (stop.output.as_str(), stop.values.join("|"))).collect();
         assert_eq!(until, [("next", "2|3".to_owned()), ("done", "true".to_owned()), ("level", "0.5".to_owned())]);
-        assert!(!config(&[]).unwrap().repeat.is_any());
+        assert!(!Config::with_parameters(&[]).unwrap().repeat.is_any());
     }
 
     #[test]
@@ -238,10 +238,11 @@ mod tests {
             ("<<<a, b>>>", "a=[1,]", "'output=value'"),
             ("<<<a, b>>>", "a=1 a=2", "once only"),
         ] {
-            let error = config(&[("repeat", repeat), ("repeat_until", until)]).unwrap_err().to_string();
+            let error =
+                Config::with_parameters(&[("repeat", repeat), ("repeat_until", until)]).unwrap_err().to_string();
             assert!(error.contains("repeat") && error.contains(why), "{repeat} {until}: {error}");
         }
-        let error = config(&[("repeat_until", "a=1")]).unwrap_err().to_string();
+        let error = Config::with_parameters(&[("repeat_until", "a=1")]).unwrap_err().to_string();
         assert!(error.contains("it needs 'repeat'"), "{error}");
     }
 }

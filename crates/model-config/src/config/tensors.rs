@@ -353,14 +353,9 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn config(parameters: &[(&str, &str)]) -> Result<Config> {
-        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
-        Config::for_tests(&config, parameters)
-    }
-
     #[test]
     fn what_is_written_is_read() {
-        let config = config(&[
+        let config = Config::with_parameters(&[
             ("input_context", "audio=64 features=7@1 x=13+32@1:whole, z=2:repeat w=2@0:zeros"),
             ("padded_inputs", "audio=len, features=flen@1"),
             ("padded_outputs", "y=ylen z=all"),
@@ -407,7 +402,7 @@ mod tests {
             ("warmup_batch_sizes", "1, 5", "'5'"),
             ("warmup_batch_sizes", "x", "'x'"),
         ] {
-            let error = config(&[(name, value)]).unwrap_err().to_string();
+            let error = Config::with_parameters(&[(name, value)]).unwrap_err().to_string();
             assert!([name, value, word].iter().all(|part| error.contains(part)), "{error}");
         }
     }
@@ -416,7 +411,8 @@ mod tests {
     fn constants_are_numbers_or_lists() {
         let list = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
         let expected = vec![("sr".to_owned(), list(&["16000"])), ("l".to_owned(), list(&["1", "2"]))];
-        let constants = |text| config(&[("constant_inputs", text)]).map(|config| config.constants.clone());
+        let constants =
+            |text| Config::with_parameters(&[("constant_inputs", text)]).map(|config| config.constants.clone());
         assert_eq!(constants("sr=16000, l=[1, 2]").unwrap(), expected);
         assert_eq!(constants(" sr = 16000 l=[1,2] ").unwrap(), expected);
         for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
