@@ -20,6 +20,8 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from harness.clients import TIMEOUT_S
+from harness.deployment import eventually
+from harness.model import Model
 from harness.values import words
 
 Value = bool | int | str
@@ -177,6 +179,14 @@ def take_back(deployment, model: str, inputs: Inputs, parameters: Parameters, af
     stream.send(model, inputs, parameters)
     time.sleep(after_s)
     stream.leave()
+
+
+def under_way(deployment, model: Model, inputs: Inputs, parameters: Parameters) -> Stream:
+    """A stream with a request of many steps that has made some of them."""
+    stream, before = Stream(deployment), deployment.statistics(model).execution_count
+    stream.send(model.name, inputs, parameters)
+    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
+    return stream
 
 
 Client = Unary | Stream | Http

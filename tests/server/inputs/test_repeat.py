@@ -15,7 +15,7 @@ from harness.each_step import Broken, EachStep, decoupled
 from harness.model import Control, Model, Tensor
 from harness.models.generated import steps as counted_steps
 from harness.models.repeated import LAST
-from harness.raw import PROTOCOLS, Refused, Stream, Unary, take_back
+from harness.raw import PROTOCOLS, Refused, Unary, under_way
 from harness.refusals import refused
 from harness.repeats import RepeatOracle, RepeatTalk
 from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.simulated_device
 
 FEEDS = {"NEXT": "TOKENS"}
 #: Steps that take a second or so.
-MANY = 30_000
+MANY = 100_000
 #: Steps that take hours.
 HOURS = 10**9
 
@@ -178,9 +178,9 @@ def test_a_start_that_fails_in_the_middle_leaves_no_sequence(deployment, by):
     talk.ask(2, end=True, max_steps=4)
 
 
-def endless(deployment, name: str, by: str) -> RepeatTalk:
+def endless(deployment, name: str, by: str, **parameters) -> RepeatTalk:
     model = models.spoken(name, grows=False, until=None)
-    return talk_of(deployment, served(deployment, name, by, of=model), until=never)
+    return talk_of(deployment, served(deployment, name, by, of=model, **parameters), until=never)
 
 
 @every_scheduler
@@ -195,10 +195,10 @@ def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
 
 @every_scheduler
 def test_a_request_that_is_cancelled_between_two_steps_changes_nothing(deployment, by):
-    talk = endless(deployment, "repeat_cancelled", by)
+    talk = endless(deployment, "repeat_cancelled", by, max_steps_per_request=HOURS)
     talk.ask(2, start=True, max_steps=3)
-    parameters = {"sequence_id": talk.sequence_id, "max_steps": MANY}
-    take_back(deployment, talk.model.name, talk.draw(2), parameters, after_s=0.2)
+    parameters = {"sequence_id": talk.sequence_id, "max_steps": HOURS}
+    under_way(deployment, talk.model, talk.draw(2), parameters).leave()
     eventually(lambda: deployment.failures(talk.model).get("cancelled"), lambda count: count == 1)
     talk.ask(2, max_steps=3)
     talk.ask(2, end=True, max_steps=3)
@@ -210,9 +210,7 @@ def test_a_long_request_lets_others_step(deployment):
     long, short = (talk_of(deployment, model, seed, until=never) for seed in (1, 2))
     for one in (long, short):
         one.ask(1, start=True, max_steps=1)
-    stream, before = Stream(deployment), deployment.statistics(model).execution_count
-    stream.send(model.name, long.draw(1), {"sequence_id": long.sequence_id, "max_steps": HOURS})
-    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
+    stream = under_way(deployment, model, long.draw(1), {"sequence_id": long.sequence_id, "max_steps": HOURS})
     for _ in range(20):
         short.ask(1, max_steps=2)
     stream.leave()

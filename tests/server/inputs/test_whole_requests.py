@@ -12,7 +12,7 @@ from harness.clients import new_id
 from harness.conversations import together
 from harness.deployment import eventually
 from harness.model import Model
-from harness.raw import Answer, Refused, Stream, Unary
+from harness.raw import Answer, Refused, Stream, Unary, under_way
 from harness.state_api import DIRECT, OLDEST, OWN, with_state_api
 from harness.windows import Cut, WindowOracle, WindowTalk
 
@@ -40,14 +40,6 @@ def long_request(talk: WindowTalk, steps: int = MANY) -> dict[str, np.ndarray]:
     return {**talk.draw(1), "AUDIO": np.ones((1, 5 * steps), np.float32)}
 
 
-def under_way(deployment, model: Model, talk: WindowTalk) -> Stream:
-    """A stream with a request that has made some of its steps, and would go on for minutes."""
-    stream, before = Stream(deployment), deployment.statistics(model).execution_count
-    stream.send(model.name, long_request(talk, MINUTES), {"sequence_id": talk.sequence_id})
-    eventually(lambda: deployment.statistics(model).execution_count - before, lambda steps: steps > 10)
-    return stream
-
-
 @every_scheduler
 def test_a_timeout_between_two_steps_changes_nothing(deployment, by):
     talk = talk_of(deployment, served(deployment, "windows_timeout", by))
@@ -64,7 +56,7 @@ def test_a_request_that_is_cancelled_between_two_steps_changes_nothing(deploymen
     model = served(deployment, "windows_cancelled", by, max_steps_per_request=MINUTES)
     talk = talk_of(deployment, model)
     talk.ask(8, start=True)
-    under_way(deployment, model, talk).leave()
+    under_way(deployment, model, long_request(talk, MINUTES), {"sequence_id": talk.sequence_id}).leave()
     eventually(lambda: deployment.failures(model).get("cancelled"), lambda count: count == 1)
     talk.ask(12)
     talk.ask(12, end=True)
@@ -75,7 +67,7 @@ def test_a_long_request_lets_others_step(deployment):
     long, short = talk_of(deployment, model), talk_of(deployment, model, seed=2)
     long.ask(1, start=True)
     short.ask(1, start=True)
-    stream = under_way(deployment, model, long)
+    stream = under_way(deployment, model, long_request(long, MINUTES), {"sequence_id": long.sequence_id})
     for _ in range(20):
         short.ask(int(short.rng.integers(12)))
     stream.leave()
