@@ -70,7 +70,7 @@ fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
         scans(value).ok_or_else(|| wrong(POLL_WAIT, value, allowed.to_owned()))
     };
     let state_store = |value: &String| {
-        // A password may be behind the scheme.
+        // A password may follow the scheme.
         let scheme = value.split(':').next().unwrap_or_default();
         state_store::Location::new(value)
             .map_err(|error| wrong(STATE_STORE, &format!("{scheme}:..."), error.to_string()))

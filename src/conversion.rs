@@ -234,7 +234,7 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
         Ok(of_inputs.map(|weight| (weight.name().to_owned(), numbers(weight))).collect())
     };
     let mut found = of_inputs(read(model)?)?;
-    // What `read` gives lacks large weights. All weights are read only for a state that has one of them.
+    // The result of `read` lacks large weights. All weights are read only for a state that has a large one.
     if found.values().any(Option::is_none) {
         let whole = with_weights(bytes_of(model)?, folder_of(&model.file));
         found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file.clone(), why })?)?;

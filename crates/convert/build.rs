@@ -3,7 +3,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let schema = protox::compile(["onnx.proto"], ["proto"])?;
-    // Weights stay where the file's bytes are. The comments of the schema would be read as Rust's documentation.
+    // Weights stay slices of the file's bytes. Rust would read the comments of the schema as documentation.
     prost_build::Config::new().bytes([".onnx.TensorProto.raw_data"]).disable_comments(["."]).compile_fds(schema)?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Runs without requests, at load: the warm-up, and the check of what `growing_padding` promises.
 //!
-//! The check: rows with states of different lengths get the same from a run that they share, with padding, as from a run of
+//! The check: rows with states of different lengths must get the same results from a shared run, with padding, as from runs of
 //! their own. The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or
 //! output may differ by the rounding of its type. Only one instance of a model has to check it.
 
@@ -30,7 +30,7 @@ const OPEN: i64 = 2;
 /// The byte that padding consists of. It makes a number of each type, such as 0.75 in fp32.
 const PADDING: u8 = 0x3f;
 
-/// What one row has after a run: the values of each output that can be read.
+/// The results of one row after a run: the values of each output that can be read.
 type Answers = Vec<Answer>;
 
 struct CheckedRow {
@@ -55,7 +55,7 @@ impl HasState for CheckedRow {
 }
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence, so that what ONNX Runtime does once for each shape is
-/// done before the first client waits for it. Open dimensions are 1, but for the context's part.
+/// done before the first client waits for it. Open dimensions are 1, plus the length of a context along its axis.
 pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), RequestError> {
     let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
     store.load(&mut starts, rows)?;
@@ -80,7 +80,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
     Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
-/// Refuses a model whose rows get other values when they share a run with padding. `most_rows`: of a run.
+/// Refuses a model whose rows get other values when they share a run with padding. `most_rows`: the most rows of a run.
 pub fn check_padding(
     binding: &Binding,
     most_rows: usize,
@@ -194,7 +194,7 @@ impl Runs<'_> {
     }
 }
 
-/// The value of a state of a row; `None` for that with which sequences start.
+/// The value of a state of a row; `None` for the value with which sequences start.
 fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option<Initial> {
     if state.padded_axis.is_none() && !(is_float(state.data_type) && state.is_in_slot()) {
         return None;
@@ -204,7 +204,7 @@ fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option
     Some(Initial { dims, content: InitialContent::Bytes(bytes) })
 }
 
-/// The dims of an input of the check: those that are open have a fixed number of elements.
+/// The dims of an input of the check. Open dimensions get the length `OPEN`.
 fn input_dims(input: &BoundInput) -> Vec<i64> {
     input.dims.iter().map(|&dim| if dim < 0 { OPEN } else { dim }).collect()
 }

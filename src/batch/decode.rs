@@ -1,4 +1,4 @@
-//! From a request to a row that fits the model; and where this backend schedules the sequences, first to its id, START and
+//! Turns a request into a row that fits the model. If this backend schedules the sequences, it first reads the id, START and
 //! END.
 
 use std::ffi::CString;
@@ -72,8 +72,8 @@ impl Expected {
         };
         // The requests of a warm-up have no id either, but they want outputs.
         if id.is_none() && outputs == 0 {
-            // With `direct`, core fills holes of a batch with such requests. Their data are garbage, and nobody waits
-            // for an answer.
+            // With `direct`, core fills holes of a batch with such requests. Their data are garbage, and no client waits for an
+            // answer.
             request.release_unanswered();
             return None;
         }
@@ -178,7 +178,7 @@ impl ExpectedInput {
         let BoundInput { data_type, batch_axis, .. } = self.input;
         let name = || self.input.name.clone();
         let Some(input) = request.input(index) else {
-            // Only after admission it is known whether the sequence holds one.
+            // Whether the sequence holds one is known only after admission.
             if self.request.optional || self.request.is_held {
                 return Ok(());
             }
@@ -204,7 +204,7 @@ impl ExpectedInput {
         }
         // Dims whose product overflows are those of no tensor, so the number of bytes differs below.
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
-        // A context or what is left over stands in front of the request's elements.
+        // A context, or elements that an earlier request left over, come before the request's elements.
         let may_be_empty = self.request.context.is_some() || self.request.window.is_some();
         if let (0, false, Some(node)) = (count, may_be_empty, &binding.needs_steps) {
             return Err(InputError::NoSteps { name: name(), came: input.dims().to_vec(), node: node.clone() });
@@ -222,12 +222,12 @@ impl ExpectedInput {
         Ok(())
     }
 
-    /// All rows of a batch have the same value of it: grouping compares the values.
+    /// Whether all rows of a batch have the same value of the input. Grouping compares the values.
     fn is_shared(&self) -> bool {
         self.request.form == ShapeForm::Unbatched
     }
 
-    /// Whether the input is on a GPU, from where an instance on GPU `gpu` cannot copy it.
+    /// Whether the input is on a GPU and an instance on GPU `gpu` cannot copy it from there.
     fn is_to_be_fetched(&self, input: Input, gpu: Option<i32>) -> bool {
         if !input.is_on_gpus() || self.is_shared() {
             return input.is_on_gpus();

@@ -1,14 +1,14 @@
-//! Which rows can run together, and which do after a run has failed.
+//! Decides which rows can run together, and which rows run together after a run has failed.
 //!
 //! Rows that differ only in the length of an input or of states that are padded can, but a long one must not make many
 //! short ones take its room: see [`Lengths`].
 //!
-//! ONNX Runtime says that a batch cannot be run, but not because of which row. The batch is halved until the rows at
-//! fault run alone: each costs up to two further runs per halving. A client that sends bad requests without end must
-//! not make everyone pay that with each payload, so after a fault the rows run apart by their [`Standing`], and the
-//! trusted ones first.
+//! If a batch cannot be run, ONNX Runtime does not say which row is at fault. The batch is halved until the rows at fault run
+//! alone. Each of them costs up to two further runs per halving. A client that keeps sending bad requests must not cause this
+//! cost for all others with each payload, so after a fault the rows run apart by their [`Standing`], and the trusted ones run
+//! first.
 //!
-//! The bounds, where a *search* is the most further runs that one row makes necessary, `2 * log2(max_batch_size)`:
+//! The bounds. A *search* is the largest number of further runs that one row can cause, which is `2 * log2(max_batch_size)`:
 //!
 //! - A bad request of a trusted sequence costs a search. The sequence has to send as many good requests as a search has
 //!   runs before it is trusted again.
@@ -17,7 +17,7 @@
 //!   is at fault can only be found by running them.
 //! - Runs apart that turn out to be unnecessary add up to one search for each fault; then all run together again.
 //!
-//! Not for: running anything, or what a fault is.
+//! Not for: running anything, or deciding what a fault is.
 
 use std::time::Instant;
 
@@ -193,7 +193,7 @@ impl Shape {
     }
 }
 
-/// What is known of the sequence of a row, in the order in which rows run.
+/// The standing of a row's sequence, in the order in which rows run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     /// It was there before the fault, or has sent enough good requests since. All rows have this while none fails.
@@ -208,7 +208,7 @@ pub struct Isolation {
     search: u32,
     /// Runs without a failure for which rows are still kept apart; 0 while all run together.
     allowance: u32,
-    /// When the fault was found since which rows run apart.
+    /// When the fault was found that made rows run apart.
     began: Instant,
 }
 
@@ -234,7 +234,8 @@ impl Isolation {
 
     /// A row has been found at fault: its run alone has failed.
     pub const fn failed(&mut self, now: Instant) {
-        // A later fault does not make sequences new that were there before it.
+        // A fault after rows have run together again gets its own time, so that sequences that began before it do not count as
+        // new.
         if self.is_over() {
             self.began = now;
         }

@@ -55,7 +55,8 @@ pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec
     bytes.extend_from_slice(&(data as u32).to_le_bytes());
     bytes.extend_from_slice(&header);
     copy.outputs.iter().for_each(|output| bytes.extend_from_slice(&output.bytes));
-    // After the lengths, because it covers them too: a wrong length would cut the state behind in the wrong place.
+    // The checksum also covers the lengths, so it is computed after them: a wrong length would cut off the state in the wrong
+    // place.
     let checksum = crc32fast::hash(&bytes[12..]);
     bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
     bytes

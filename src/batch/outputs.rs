@@ -1,5 +1,4 @@
-//! Outputs on their way to answers: written to where Triton wants them, the host or a GPU; and those of the steps of a request,
-//! put together.
+//! Writes outputs to where Triton wants them, the host or a GPU, and joins the outputs of the steps of a request.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ use crate::triton::{OutputMemory, Response, RowOutput};
 /// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
 #[derive(Default)]
 pub struct OnGpus<'r> {
-    /// Those that are copied on the step's device.
+    /// The outputs that are copied on the step's device.
     pub copies: Vec<OutputCopy<'r>>,
     writes: Vec<Write<'r>>,
 }
@@ -28,7 +27,7 @@ struct Write<'r> {
 }
 
 impl<'r> OnGpus<'r> {
-    /// As [`deliver`]; what goes to a GPU is kept for [`OnGpus::write`].
+    /// Like [`deliver`], but an output for a GPU is kept for [`OnGpus::write`].
     pub fn fill<'p>(
         &mut self,
         position: usize,
@@ -78,9 +77,9 @@ pub(super) struct Gathering {
 }
 
 struct Together {
-    /// Of the first step; its bytes are in `steps`.
+    /// The output of the first step. Its bytes are in `steps`.
     first: RowOutput,
-    /// `None`: every step has the same, such as the id of the sequence.
+    /// `None` if every step has the same value, such as the id of the sequence.
     how: Option<Gathered>,
     /// Elements along the axis of [`Gathered::Joined`], of all steps.
     length: i64,
@@ -177,8 +176,7 @@ impl Together {
         dims
     }
 
-    /// The bytes of all steps, row-major: the pieces of all steps for one index in front of the axis, before those for the next
-    /// index.
+    /// The bytes of all steps, row-major: for each index of the dimensions before the axis, the pieces of all steps.
     fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let outer = self.outer();
         let cut = |bytes: &Vec<u8>| -> Vec<Range<usize>> {
@@ -195,7 +193,7 @@ impl Together {
     }
 }
 
-/// Where each of `outer` parts with as many strings is in the bytes of strings.
+/// The ranges of `outer` parts in the bytes of strings. Each part has the same number of strings.
 fn string_pieces(bytes: &[u8], outer: usize) -> Vec<Range<usize>> {
     let lengths: Vec<usize> = strings::elements(bytes).map(|of| strings::written_bytes(of.into_iter())).collect();
     let each = lengths.len() / outer.max(1);

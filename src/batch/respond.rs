@@ -66,7 +66,7 @@ impl<'a> Answers<'a> {
         }
         self.step.copy_outputs(&on_gpus.copies)?;
         failed.extend(on_gpus.write().into_iter().map(|(position, error)| (position, error.into())));
-        // Only now, because the memory of the GPUs is borrowed from the responses.
+        // The responses change only now, because the memory of the GPUs is borrowed from them.
         for (position, error) in failed {
             responses[position] = Err(error);
         }
@@ -112,7 +112,7 @@ impl<'a> Answers<'a> {
         Ok(on_gpus.fill(position, &bound.name, memory, copies::pieces(&part, view.bytes))?)
     }
 
-    /// The part of an output that belongs to a row whose run had longer ones.
+    /// A row's own part of an output, if its run had longer rows.
     fn trimmed(
         &self,
         answer: &OutputRows,
@@ -125,7 +125,7 @@ impl<'a> Answers<'a> {
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
         let layout = layout.ok_or_else(|| answer.uneven())?;
         let length = self.length(answer, by, position, row)?.unwrap_or(layout.steps());
-        // Another output may have said it, and a model may be wrong.
+        // Another output may have given the length, and a model may be wrong.
         if length > layout.steps() {
             let (name, dims) = (bound.name.clone(), view.dims.to_vec());
             return Err(RunError::OutputLength { name, dims, axis, length });
@@ -155,7 +155,7 @@ impl<'a> Answers<'a> {
 }
 
 impl Row {
-    /// Adds the id of the sequence to a response, and each output that the request wants: those of the model with `add`.
+    /// Adds the id of the sequence to a response, and each output that the request wants. Adds outputs of the model with `add`.
     fn answer_outputs<'o, O, I: Iterator<Item = (&'o BoundOutput, O)>>(
         &self,
         response: &Response,

@@ -296,7 +296,7 @@ fn send_element(
         let why = format!("'{name}' would have {} bytes, but a string must be smaller than 4 GiB", element.len());
         return Err(conflict(why).into());
     };
-    // In Triton's form, the length of a string is in the four bytes in front of it.
+    // In Triton's form, the length of a string is in the four bytes before it.
     let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
     Ok(deliver(name, memory, [&length.to_le_bytes()[..], element].into_iter())?)
 }

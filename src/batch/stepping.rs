@@ -1,4 +1,4 @@
-//! What a row does between the steps of its request, and with `repeat`, which values a step gives to the next one.
+//! Moves a row from one step of its request to the next and, with `repeat`, gives the values of a step to the next one.
 //!
 //! A step leaves its state with the sequence, like any request, so the next step finds it in place. Before the first of
 //! several steps, the instance saves the sequence's state, and the course keeps it. If the request fails or is cancelled before
@@ -48,8 +48,8 @@ impl Row {
     }
 
     /// Whether its sequence may get the state from before the request again: there is one, several steps may change it, and the
-    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that. `is_stored`: an
-    /// END that has not made all of its steps ends no sequence.
+    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that. `is_stored`:
+    /// an END that has not made all of its steps ends no sequence.
     pub fn may_be_undone(&self, is_stored: bool) -> bool {
         self.state.is_partial && !self.state.start && (!self.end || self.state.discards || is_stored)
     }
@@ -138,7 +138,7 @@ impl Row {
             asked.progress.began = true;
         }
         (self.state.start, self.state.is_first) = (false, false);
-        // They were for the first step. The next one reads what that step has left.
+        // The given values and contexts were for the first step. The next step reads what this one has left.
         (self.state.given, self.state.contexts) = (Vec::new(), Contexts::Kept);
         if let Some(course) = &mut self.course {
             course.made += 1;

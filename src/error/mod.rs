@@ -66,8 +66,8 @@ impl RequestError {
         }
     }
 
-    /// The error of a request that failed alone while others of the same moment ran. Neither a model that cannot run nor
-    /// a device that has failed lets others run, so the client is at fault, unless memory was short.
+    /// The error of a request that failed alone while others of the same moment ran. If the model could not run, or a device
+    /// had failed, no other would have run. So the client is at fault, unless memory was short.
     pub fn while_others_ran(self) -> Self {
         match self {
             Self::Run(RunError::Session(error)) if session_code(&error) == Code::Internal => {
@@ -104,8 +104,8 @@ impl RequestError {
         triton::Error::new(self.class().1, text)
     }
 
-    /// What the metrics count it as, and its code. A client acts on the code, so it says who has to act: the client
-    /// (`INVALID_ARG`, `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (`INTERNAL`, `UNSUPPORTED`).
+    /// The reason under which the metrics count it, and its code. A client acts on the code, so the code says who has to act:
+    /// the client (`INVALID_ARG`, `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (`INTERNAL`, `UNSUPPORTED`).
     fn class(&self) -> (Reason, Code) {
         match self {
             Self::Admission(error) => error.class(),
@@ -121,7 +121,7 @@ impl RequestError {
     }
 }
 
-/// `?` takes one step, so these go through the error of a stage.
+/// `?` makes only one conversion, so this adds the conversion through the error of a stage.
 macro_rules! from_through {
     ($($error:ty => $stage:ident),*) => {
         $(impl From<$error> for RequestError {

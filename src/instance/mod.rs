@@ -295,7 +295,7 @@ impl Instance {
                 }
             }
         }
-        // Only now, because their error depends on whether others ran.
+        // These rows get their errors only now, because an error depends on whether others ran.
         for mut row in at_fault {
             if let Some(error) = row.problem.take() {
                 let error = if others_ran { error.while_others_ran() } else { *error };
@@ -321,7 +321,7 @@ impl Instance {
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
         let mut batch = self.grouping.batch(most);
         for row in std::mem::take(rows) {
-            // Rows of one standing only, so that one that may fail makes no trusted row run again.
+            // A batch has rows of one standing only, so that a row that may fail makes no trusted row run again.
             let is_like_first = standing == Some(self.isolation.standing(row.good()));
             rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }

@@ -1,5 +1,5 @@
-//! What requests and a store do to the state of a sequence besides a run: the calls of the State API, with a run or without
-//! one, and sequences that come from a store or go there.
+//! Operations on the state of a sequence other than a run: the calls of the State API, with a run or without one, and moves of
+//! sequences from and to a store.
 
 use sequences::pool::SlotId;
 use sequences::{Admission, Key, SequenceId};
@@ -224,7 +224,7 @@ impl Instance {
         Ok(given)
     }
 
-    /// The state with which a sequence begins that runs nothing and is given nothing.
+    /// The first state of a sequence that starts without a run and without given values.
     fn first_state(&self) -> SequenceState {
         let binding = &self.model.binding;
         SequenceState {
@@ -249,7 +249,7 @@ impl Instance {
             changed |= brought.is_some();
             extras.held[position] = brought.or_else(|| extras.held[position].take());
         }
-        // Before the row gets any of them, so that a request over the limit changes nothing.
+        // All are charged before the row gets any of them, so that a request over the limit changes nothing.
         self.charge_held(&mut extras.held)?;
         for (input, of) in self.model.binding.request_inputs().filter(|(_, of)| of.is_held) {
             match &extras.held[of.position] {
@@ -391,7 +391,7 @@ impl Instance {
     }
 }
 
-/// What an instance does for sequences that are kept in a store: it takes them in, and gives their bytes.
+/// The work of an instance for sequences that are kept in a store: it takes them in, and gives their bytes.
 impl Instance {
     /// Begins a sequence with a state that a store had. Its lane has no other. Returns how many steps it has made.
     pub fn adopt(&mut self, key: &Key, bytes: &[u8]) -> Result<u64, RequestError> {
@@ -413,20 +413,20 @@ impl Instance {
         Ok(steps)
     }
 
-    /// The sequence in a slot as bytes, behind `answer`; `None` if it is over.
+    /// The sequence in a slot as bytes, after `answer`; `None` if it is over.
     pub fn saveable(&mut self, slot: SlotId, answer: &[u8]) -> Result<Option<Vec<u8>>, RequestError> {
         let Some(state) = self.store.read(slot)? else { return Ok(None) };
         let Some(extras) = self.sequences.extras(slot) else { return Ok(None) };
         Ok(Some(Snapshot { state, extras }.encode_after(answer, &self.model.binding)?))
     }
 
-    /// The same, of the sequence in a lane that has no request running.
+    /// The same for the sequence in a lane, which has no request running.
     pub fn saveable_in(&mut self, lane: u32) -> Result<Option<Vec<u8>>, RequestError> {
         let Some(slot) = self.sequences.slot_in_lane(self.number, lane) else { return Ok(None) };
         self.saveable(slot, b"")
     }
 
-    /// Whether a request comes at the step of its sequence that it says. The sequence in the lane has no request running.
+    /// Whether the sequence in a lane is at the step that a request names. It has no request running.
     pub fn is_at(&self, lane: u32, RepeatKey { step, left, .. }: RepeatKey) -> bool {
         let slot = self.sequences.slot_in_lane(self.number, lane);
         let Some(extras) = slot.and_then(|slot| self.sequences.extras(slot)) else { return false };

@@ -1,5 +1,5 @@
-//! What only some models need around their runs: lengths that differ at START, a model for initial states, counts for generated
-//! inputs; and several steps for a request, with `input_windows` or `repeat` (`batch/course.rs`).
+//! Work around a run that only some models need: lengths that differ at START, a model for initial states, counts for generated
+//! inputs, and several steps for a request, with `input_windows` or `repeat` (`batch/course.rs`).
 
 use std::time::Instant;
 
@@ -18,8 +18,8 @@ use crate::store::Saved;
 use crate::triton::{Response, Times};
 
 impl Instance {
-    /// Refuses rows whose length is not that of the first inference of a sequence, or not that of a later one. It is
-    /// known only now which one a row is.
+    /// Refuses rows of a wrong length. The first inference of a sequence and later ones take different lengths, and only now is
+    /// it known which of them a row is.
     pub(super) fn check_lengths(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !self.model.binding.contexts().any(|(_, _, context)| context.can_be_absent()) {
             return rows;

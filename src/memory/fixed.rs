@@ -1,4 +1,5 @@
-//! Memory of fixed size, on the host or on a device: bytes of either, tensors, slabs of state slots; and why there may be none.
+//! Memory of fixed size, on the host or on a device: bytes of either, tensors, slabs of state slots, and the errors of
+//! allocation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -187,7 +188,7 @@ impl SlotMemory {
 
     fn locate(&self, range: Range<usize>) -> Part {
         let on_device = self.slab.device_bytes;
-        // The states are first in a slot. Behind them are the contexts, which are put into inputs on the host.
+        // The states are first in a slot. After them come the contexts, which are put into inputs on the host.
         if range.end <= on_device && self.slab.device.is_some() {
             Part::Device(self.index * on_device + range.start, range.len())
         } else {

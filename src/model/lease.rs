@@ -39,7 +39,7 @@ pub struct Answered {
     pub request: Request,
 }
 
-/// The rest of the work for a payload whose sequences have been settled: these are dropped, in this order, which sends the
+/// The rest of the work for a payload whose sequences have been settled. The fields are dropped in this order, which sends the
 /// answers and releases the requests.
 #[derive(Default)]
 pub struct Settled {

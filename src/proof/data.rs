@@ -1,5 +1,5 @@
-//! What the rows of a run read: random values of requests, states, and what the binding generates. And whether two results of
-//! a row are the same.
+//! The inputs of the rows of a run: random values of requests, states, and the inputs that the binding generates. Also compares
+//! two results of a row.
 
 use rows::tensor::{DataType, Dims, Gap, element_count};
 
@@ -117,7 +117,7 @@ impl Answer {
         let limit = (of_largest * largest(*data_type, &self.bytes)).max(of_input * largest_input.max(1.0));
         let (alone, shared) = (numbers(*data_type, &self.bytes), numbers(*data_type, &shared.bytes));
         let differs = |(alone, shared): (&f64, &f64)| {
-            // Not `>`: the difference of a number and of NaN, or of two infinities, is NaN.
+            // A `>` would be wrong: the difference of a number and NaN, or of two infinities, is NaN.
             let is_close = (alone - shared).abs() <= limit;
             !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
         };
@@ -171,7 +171,7 @@ pub struct Tensor {
     pub bytes: Vec<u8>,
 }
 
-/// A sequence, as far as it has come.
+/// A sequence and its progress.
 pub struct Sequence {
     pub number: usize,
     pub inferences: usize,
@@ -206,7 +206,7 @@ impl Tensor {
         Given::Lent { dims: &self.dims, bytes: Bytes::Host(&self.bytes) }
     }
 
-    /// Fills a row up with zeros behind its elements.
+    /// Fills a row up with zeros after its elements.
     pub fn fill_up(&mut self, data_type: DataType, dims: &[i64]) {
         let size = data_type.byte_size().unwrap_or(1);
         for (axis, &to) in dims.iter().enumerate() {
@@ -226,7 +226,7 @@ impl Tensor {
 }
 
 /// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round have different
-/// ones. Large values come late, because a state that has become large hides what small values do to it.
+/// scales. Large values come late, because a state that has become large hides what small values do to it.
 const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
     SCALES[(inference + number * (1 - delay)) % SCALES.len()]
 }
@@ -235,7 +235,7 @@ pub struct Inputs<'a> {
     binding: &'a Binding,
     /// Elements along open dimensions of requests.
     pub length: i64,
-    /// Large values have the other signs, so that a condition on all rows is once true and once false; and small ones are
+    /// Large values have the opposite signs, so that a condition on all rows is true once and false once. Small values are
     /// larger, so that limits for values of usual size are passed once and not passed once.
     pub is_second: bool,
 }

@@ -202,8 +202,8 @@ impl<'a> Proof<'a> {
                 return Err(unknown("it gives other results in each run"));
             }
             let found = format!("in a run of {count} rows, {found}");
-            // Among copies of itself, a row meets no other data. What changes there too comes from the number of
-            // rows.
+            // In a run of its own copies, a row meets no other data. If its result changes there as well, the number of rows is
+            // the cause.
             let of_copies = self.together(&vec![*row; count])?.swap_remove(position);
             let is_rounded = difference(&shared, &self.without_filling(alone, &of_copies), largest_input).is_none();
             return Err(if is_rounded { Rows::Rounded(found) } else { Rows::Mixed(found) });
@@ -271,7 +271,7 @@ impl<'a> Proof<'a> {
             }
             unknown(error)
         })?;
-        // Its options hold for later runs too, and the next run gets a limit of its own.
+        // Its options also hold for later runs, and the next run gets a limit of its own.
         drop(limit);
         let answers =
             rows.iter().enumerate().map(|(position, row)| self.answers(row, RowAt { position, rows: rows.len() }));

@@ -1,4 +1,4 @@
-//! How a step calls ONNX Runtime: the arguments; an IO binding, which is the only way to make ONNX Runtime leave an output of open
+//! The calls of a step to ONNX Runtime: the arguments; an IO binding, without which ONNX Runtime can't leave an output of open
 //! shape on a device; and CUDA graphs, captured once for each number of rows and set of given tensors, and replayed from then
 //! on.
 //!
@@ -140,12 +140,11 @@ pub struct Graphs {
 
 enum Graph {
     Captured(RunOptions),
-    /// So many captures have failed, but the run itself has not.
+    /// The number of captures that have failed although the run itself has not.
     Failed(u32),
 }
 
-/// After so many failed captures, the runs go without a graph. A single failure may come from something else that used
-/// the GPU.
+/// After this many failed captures, runs use no graph. A single failure may come from something else that used the GPU.
 const MOST_FAILURES: u32 = 3;
 
 impl Graphs {
@@ -153,8 +152,8 @@ impl Graphs {
         Self { rows, made: HashMap::new(), next_id: 1 }
     }
 
-    /// Calls `run` with the options of a run; and once more, for a run without a graph, if none can be captured.
-    /// Without a key, the run gets no graph.
+    /// Calls `run` with the options of a run. If no graph can be captured, calls it again for a run without a graph. Without a
+    /// key, the run gets no graph.
     pub fn run(
         &mut self,
         session: &Session,

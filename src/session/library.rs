@@ -1,5 +1,5 @@
-//! Finds and loads libonnxruntime, and makes its environment, whose log is limited. A process can have only one. Asks the
-//! library what the `ort` crate doesn't: where the inputs of a session are read.
+//! Finds and loads libonnxruntime, and makes its environment, whose log is limited. A process can have only one. Also asks the
+//! library where the inputs of a session are read, because the `ort` crate doesn't.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -212,17 +212,18 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
 }
 
 /// `SessionGetMemoryInfoForInputs`, which came with this version of the API (ONNX Runtime 1.23). The `ort` crate asks for
-/// version 17, so that older libraries serve, too.
+/// version 17, so that older libraries can also be used.
 const API: u32 = 23;
 
-/// Its place among the functions of `OrtApi`, of which new versions have more behind.
+/// Its index among the functions of `OrtApi`. New versions only add functions at the end.
 const INDEX: usize = 380;
 
 type MemoryInfoForInputs =
     unsafe extern "system" fn(*const OrtSession, *mut *const OrtMemoryInfo, usize) -> OrtStatusPtr;
 
-/// A function of the loaded library that tells where ONNX Runtime reads the inputs of a session. On a GPU, it reads some on the
-/// host: those of nodes that only the CPU has, and those that a kernel looks at itself, such as the bounds of a Slice.
+/// A function of the loaded library that tells where ONNX Runtime reads the inputs of a session. With a GPU, it still reads
+/// some inputs on the host: inputs of nodes that only the CPU can run, and inputs that a kernel reads there, such as the bounds
+/// of a Slice.
 #[derive(Clone, Copy)]
 pub(super) struct InputPlaces(MemoryInfoForInputs);
 
@@ -230,15 +231,15 @@ impl InputPlaces {
     /// `None` if the library is older.
     ///
     /// # Safety
-    /// `base` is a library's, which stays loaded.
+    /// `base` belongs to a library that stays loaded.
     unsafe fn of(base: &OrtApiBase) -> Option<Self> {
         // SAFETY: any number may be asked for.
         let api = unsafe { (base.GetApi)(API) };
-        // SAFETY: an OrtApi of that version is a table of functions, of which INDEX is one of that type.
+        // SAFETY: an OrtApi of that version is a table of functions, and the function at INDEX has that type.
         (!api.is_null()).then(|| Self(unsafe { *api.cast::<MemoryInfoForInputs>().add(INDEX) }))
     }
 
-    /// Of each input of a session, in its order, whether it is read on the host.
+    /// Returns for each input of a session, in order, whether it is read on the host.
     ///
     /// # Safety
     /// The session is alive, and has that many inputs.
@@ -272,16 +273,16 @@ fn is_host(info: *const OrtMemoryInfo) -> Result<bool, String> {
 const LINES: u64 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Kinds that are counted at one time. A client could bring new ones with each request, where an error quotes a string.
-/// Above this, the lines of a location are one kind; the number of locations is fixed.
+/// The most kinds that are counted at one time. A client could bring new kinds with each request, if an error quotes a string.
+/// Above this number, the lines of a location count as one kind; the number of locations is fixed.
 const KINDS: usize = 100;
 
 /// Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
 /// often as it likes.
 ///
-/// Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line
-/// of that source reports all nodes that fail, so kinds of the source line alone would hide the first error of a model
-/// behind those of another.
+/// Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line of that
+/// source reports all nodes that fail, so kinds of the source line alone would let the errors of one model hide the first error
+/// of another.
 #[derive(Default)]
 struct LogLimit {
     counts: Mutex<HashMap<String, Count>>,

@@ -217,9 +217,9 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
 #[derive(Clone, Copy)]
 enum GraphUse {
     NoneYet,
-    /// The run is none, but its session has some.
+    /// The run uses no graph, but its session has some.
     Beside,
-    /// As before, and ONNX Runtime logs only fatal errors of the run.
+    /// As `Beside`, and ONNX Runtime logs only fatal errors of the run.
     BesideQuietly,
     /// The run is captured or replayed under this number.
     Number(i32),

@@ -24,7 +24,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
     if let Some(options) = &providers.tensorrt {
         let tensorrt = ProviderOptions::of(tensorrt_functions(), device).map_err(unusable)?;
         tensorrt.set(&with_device(options, device)).map_err(rejected)?;
-        // Before CUDA's, because ONNX Runtime offers each node to the providers in their order.
+        // TensorRT's provider comes before CUDA's, because ONNX Runtime offers each node to the providers in their order.
         tensorrt.append(builder, stream).map_err(unusable)?;
     }
     let mut options = with_device(&providers.cuda, device);

@@ -270,7 +270,7 @@ fn read_left_over(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Res
     for (entry, (input, request, window)) in entries.iter().zip(binding.windows()) {
         let dims = input.dims_of_part(window.axis, -1);
         let elements = entry.shape.get(window.axis).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(usize::MAX);
-        // As much as a window needs would have made a step.
+        // With as many elements as a window needs, a step would have been made.
         let is_window = elements >= window.taken(request.context, true);
         if entry.datatype != input.data_type.protocol_name() || !dims_fit(&entry.shape, &dims) || is_window {
             return Err(is_other(entry, input.data_type.protocol_name(), &dims));
@@ -283,7 +283,7 @@ fn read_left_over(entries: &[Entry], data: &mut &[u8], binding: &Binding) -> Res
     Ok(left)
 }
 
-/// The header of a snapshot, which may have `most` bytes, and the data behind it.
+/// The header of a snapshot, which may have `most` bytes, and the data after it.
 fn read_header(bytes: &[u8], most: usize) -> Result<(Header, &[u8]), SnapshotError> {
     let damaged = SnapshotError::Damaged;
     let (prefix, rest) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(damaged("it is too short"))?;

@@ -93,7 +93,7 @@ impl StateStore {
         let Self { varying, others, .. } = self;
         let copied_out = others.iter_mut().map(|memory| varying.copy_out(memory)).sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
-        // Also after an error, because the next call takes the same memory.
+        // The memory is released even after an error, because the next call takes the same memory.
         self.release();
         waited?;
         self.count_copied(copied + copied_out?);

@@ -18,9 +18,9 @@ pub struct RowState {
     /// leaves none.
     pub lease: Option<Lease>,
     pub start: bool,
-    /// Values that the run reads instead of what the sequence has or begins with, by state; empty if there are none.
-    /// They come from the model for initial states or from the request. The state of a sequence that goes on must have
-    /// been evicted ([`super::StateStore::evict`]).
+    /// Values, by state, that the run reads instead of the sequence's own or initial ones; empty if there are none. They come
+    /// from the model for initial states or from the request. The state of a sequence that continues must have been evicted
+    /// ([`super::StateStore::evict`]).
     pub given: Vec<Option<Initial>>,
     pub contexts: Contexts,
     /// No run of the sequence has left contexts, as [`super::StateStore::note_first`] has noted. It matters only for contexts
@@ -38,7 +38,7 @@ pub struct RowState {
 /// A row with what its sequence keeps.
 pub(super) type RowAndMemory<'a> = (&'a RowState, Option<&'a StateMemory>);
 
-/// What a run reads in front of the inputs of a row.
+/// What a run reads before the inputs of a row.
 #[derive(Default)]
 pub enum Contexts {
     /// What the sequence has; nothing at its start.
@@ -121,7 +121,7 @@ pub struct StateRow<'a> {
 pub enum StateContent<'a> {
     /// Zeros, or empty strings.
     Zeros,
-    /// Numbers that are stored so.
+    /// Numbers that are stored as this type.
     Stored(StorageType, Bytes<'a>),
     Strings(&'a Strings),
     /// Strings in Triton's form.
@@ -210,7 +210,7 @@ pub struct SequenceState {
 /// The state of a sequence before a request of several steps.
 pub struct Saved {
     pub state: SequenceState,
-    /// What its states of varying size take of the bytes that all sequences may have.
+    /// What its states of varying size use of the bytes that all sequences share.
     pub charge: Option<Charge>,
 }
 
@@ -223,7 +223,7 @@ pub struct OutputRows<'a> {
     /// Shape of a row, with its padding.
     pub dims: Vec<i64>,
     pub rows: usize,
-    /// The axis along which rows have padding, and that of each row; empty if no row has any.
+    /// The axis along which rows have padding, and the padding of each row; empty if no row has any.
     pub padding: (usize, &'a [Gap]),
 }
 
@@ -231,7 +231,7 @@ impl<'a> OutputRows<'a> {
     /// Output number `index` of a run over `rows` rows.
     pub fn new(binding: &'a Binding, index: usize, mut view: OutputView<'a>, rows: usize) -> Result<Self, RunError> {
         let bound = &binding.outputs[index];
-        // What the model says of a batch as a whole is the row's if there is only one.
+        // If a batch has only one row, an output for the whole batch is that row's output.
         if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
             view.dims = &[1];
         }

@@ -106,7 +106,7 @@ impl Spots {
         self.mark(rows, run_rows);
         self.allow_for(rows);
         plan.from = self.best_to_read(run_rows);
-        // Another one, because a run that fails must leave the states that it has read.
+        // The run writes into another buffer, because a run that fails must not change the states that it has read.
         plan.into = self.least_wanted(Some(plan.from), run_rows);
         self.order(plan);
         plan.leaving.clear();

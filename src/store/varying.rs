@@ -341,7 +341,7 @@ fn copy_in(
 /// The states after a run, as its outputs have them.
 pub(super) struct NewStates<'a> {
     pub binding: &'a Binding,
-    /// Those of varying size.
+    /// The new states of varying size.
     pub outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
     pub step: &'a Step,
     pub run_rows: usize,

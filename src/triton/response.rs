@@ -51,9 +51,9 @@ enum Kind {
 /// and several ids, which stand only in output `sequence_id`.
 struct RawResponse {
     raw: NonNull<TRITONBACKEND_Response>,
-    /// Of its outputs.
+    /// Bytes of its outputs.
     bytes: Cell<usize>,
-    /// What it has, if [`Response::record`] was called.
+    /// What it contains, if [`Response::record`] was called.
     recorded: RefCell<Option<Box<Recorded>>>,
 }
 
@@ -436,8 +436,8 @@ impl Answer {
         }
     }
 
-    /// A copy of its response, if that was recorded. `None` also for an error, if its outputs have more bytes than `most`, and if
-    /// one is in memory of a GPU.
+    /// A copy of its response, if that was recorded. `None` also for an error, if the outputs have more bytes than `most`, and
+    /// if an output is in memory of a GPU.
     pub fn copy(&self, most: usize) -> Option<ResponseCopy> {
         let (response, error) = self.0.as_ref()?;
         response.whole().filter(|_| error.is_none() && response.byte_len() <= most)?.copy()
@@ -464,8 +464,8 @@ fn unless_unsupported(set: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Fails if there is not so much memory. Otherwise the front end's allocator would throw an exception, which would end
-/// the server.
+/// Fails if there is not that much memory. Otherwise the front end's allocator would throw an exception, which would end the
+/// server.
 fn check_memory(bytes: usize) -> Result<(), Error> {
     const LARGE: usize = 1 << 20;
     if bytes < LARGE {

@@ -1,4 +1,4 @@
-//! From a converted model to its files: a folder for the model until the comparison is done, and the files that are written then.
+//! Writes the files of a converted model. The model is in a work folder until the comparison is done.
 
 use std::fs;
 use std::io::Write;
@@ -12,16 +12,16 @@ use crate::options::{CONFIG, Problem, Shared};
 use crate::texts::{self, config};
 
 pub struct Origin<'a> {
-    /// The models that it is made of. Their files are never overwritten.
+    /// The files of the source models, which are never overwritten.
     pub files: &'a [&'a Path],
-    /// The file whose folder has the weights that are in files of their own.
+    /// The folder of this file contains the weights that are in files of their own.
     pub beside: &'a Path,
-    /// What the comparison is with, as in `the original`.
+    /// The name of the model that is compared with, as in `the original`.
     pub compared_with: &'a str,
     pub chunk: Option<i64>,
 }
 
-/// Compares the model by `compare`, writes what that gives, and says what was done.
+/// Compares the model by `compare`, writes the resulting model, and says what was done.
 pub fn finish(
     converted: Converted,
     origin: &Origin,
@@ -56,7 +56,7 @@ pub fn finish(
 pub struct WorkFolder {
     path: PathBuf,
     pub model: PathBuf,
-    /// The original as ONNX Runtime can run it, if it can't run the original.
+    /// A form of the original that ONNX Runtime can run, if it can't run the original itself.
     pub original: PathBuf,
     pub initial_states: PathBuf,
     source: PathBuf,

@@ -35,7 +35,7 @@ pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     graph.node.iter().enumerate().flat_map(outputs).collect()
 }
 
-/// The tensors that nodes read, or the graphs inside them, or that are outputs.
+/// The tensors that are outputs, or that nodes or the graphs inside them read.
 pub fn used(graph: &GraphProto) -> HashSet<String> {
     graph.node.iter().flat_map(inputs_of).chain(graph.output.iter().map(|output| output.name().to_owned())).collect()
 }

@@ -28,8 +28,8 @@
 //! | `recordings` | recordings of inputs in NumPy's files, for the command |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime. Only four open files: `verify` the models that it compares, `external` those of weights
-//! in the model's folder, `join` the texts of tokens, and `recordings`.
+//! Only `verify` knows ONNX Runtime. Only four modules open files: `verify` (the models that it compares), `external` (weights
+//! in the model's folder), `join` (the texts of tokens), and `recordings`.
 
 mod analysis;
 mod batch;

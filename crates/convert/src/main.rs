@@ -1,5 +1,5 @@
-//! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with
-//! a config.pbtxt. `stateful-convert join` does the same with the graph that it joins from several, and `stateful-convert graph`
+//! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with a
+//! config.pbtxt. `stateful-convert join` does the same with the graph that it joins from several, and `stateful-convert graph`
 //! writes a built-in graph.
 
 mod files;
@@ -102,7 +102,7 @@ fn run(model: &Path, arguments: &Arguments) -> Result<String, Problem> {
     let unreadable = |error| Problem::Unreadable { path: model.to_owned(), error };
     let bytes: Bytes = fs::read(model).map_err(unreadable)?.into();
     let bytes = match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
-        // The conversion says what is wrong with it.
+        // The conversion reports what is wrong with the model.
         Err(WeightsError::Model(_)) => bytes,
         read => read.map_err(|why| Problem::file(model, why))?,
     };

@@ -103,7 +103,7 @@ fn without_sides(name: &str) -> String {
 }
 
 fn is_states(stem: &str) -> bool {
-    // A name may have nothing but words that say its side, and nothing is left of it then.
+    // If a name has only words that say its side, its stem is empty.
     !stem.is_empty() && NEVER_STATES.split(' ').all(|word| word != stem)
 }
 

@@ -1,4 +1,4 @@
-//! The options that the command and its subcommand share, why nothing was written, and the options that help.
+//! The options that the command and its subcommand share, the reasons why nothing was written, and the options that help.
 
 use std::path::{Path, PathBuf};
 

@@ -176,7 +176,7 @@ pub fn describe<'a>(graph: &mut GraphProto, described: &[StatePair], pairs: impl
     if new.is_empty() {
         return;
     }
-    // A line of its own, because one order of the two words counts for all pairs of a line.
+    // The new pairs get a line of their own, because the order of the two words counts for all pairs of a line.
     let line = format!("InputState, OutputState: {}", new.join(" "));
     let own = graph.doc_string();
     graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });

@@ -46,7 +46,8 @@ impl State {
         operator: &str,
     ) -> Self {
         let open = dims.iter().filter(|dim| !dim.is_known()).count();
-        // The open dimension is the batch, of which a sequence has one row. With two, the size is not known.
+        // A single open dimension is the batch, and a sequence has one row of it. With two open dimensions, the size is not
+        // known.
         let length = |dim: &Dim| dim.known().unwrap_or(1);
         let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);
         Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }

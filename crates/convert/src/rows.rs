@@ -1,6 +1,6 @@
-//! The rows of a batch: their dimension's name, and warnings about it; and what the backend asks of a graph that it serves:
-//! whether it runs along the rows of its batch as if they were steps, combines them with another dimension, or keeps them apart;
-//! and whether pairs cross the states of a layer.
+//! The rows of a batch: the name of their dimension, and warnings about it. Also tells the backend about a graph that it
+//! serves: whether the graph runs along the rows of its batch as if they were steps, combines them with another dimension, or
+//! keeps them apart, and whether pairs cross the states of a layer.
 
 use bytes::Bytes;
 
@@ -163,7 +163,7 @@ pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analy
     }
 }
 
-/// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.
+/// Warns if a layer takes a fixed number of rows, so that sequences don't share runs.
 pub fn fixed_batch(graph: &GraphProto, analysis: &Analysis) -> Option<Warning> {
     let seed = analysis.time.first().filter(|_| analysis.batch.is_none())?;
     let input = graph.input.iter().find(|input| input.name() == seed.input)?;
@@ -199,7 +199,7 @@ pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
     Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
 }
 
-/// The shapes where the batch has this length, and each other open dimension another.
+/// The shapes with a batch of length `batch`, and with the length `OTHER` for each other open dimension.
 pub fn shapes(graph: &GraphProto, opset: i64, rows: &[InputAxis], batch: i64) -> Shapes {
     Shapes::of_lengths(graph, opset, |input, axis, dim| match dim {
         Dim::Known(length) => *length,

@@ -133,7 +133,7 @@ fn with_option(warning: &Warning) -> String {
 }
 
 fn unpaired(report: &Report) -> Option<String> {
-    // What requests carry comes first, in models of single steps.
+    // In models of single steps, requests carry the first input.
     let first = usize::from(report.time.is_empty());
     let inputs: Vec<&StepInput> = report.inputs.iter().skip(first).filter(|input| input.role == Role::Other).collect();
     let pair = |input: &&StepInput| {

@@ -13,7 +13,7 @@ use crate::options::Listen;
 const RETRY_ACCEPT: Duration = Duration::from_millis(50);
 const WARN_ACCEPT: Duration = Duration::from_secs(1);
 
-/// Binds a port to all its addresses. `option`: the port's, for the error.
+/// Binds a port to all its addresses. `option`: the option that gives the port, for the error.
 pub async fn bind(option: &str, listen: Option<Listen>) -> Result<Vec<TcpListener>, String> {
     let Some(Listen { addresses, port }) = listen else { return Ok(Vec::new()) };
     let mut listeners = Vec::new();
@@ -59,8 +59,8 @@ pub async fn accept<F>(
                     connections.spawn(serve(stream, stop.clone()));
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely: others will be closed. Without the pause and the limit of
-                    // warnings, this loop would use a whole core and fill the log until then.
+                    // Probably there are no file descriptors left until other connections close. Without the pause and the
+                    // limit of warnings, this loop would use a whole core and fill the log until then.
                     if warned.is_none_or(|at| at.elapsed() >= WARN_ACCEPT) {
                         log::warn!("a connection could not be accepted: {error}");
                         warned = Some(Instant::now());

@@ -1,4 +1,4 @@
-//! What the requests of both protocols share, and which models and versions are served, in TensorFlow Serving's states.
+//! Code that the requests of both protocols share, and the models and versions that are served, in TensorFlow Serving's states.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Gateway {
         let deadline = Instant::now() + LOAD_WAIT;
         loop {
             match self.ask_signature(name, version).await {
-                // Not with a problem behind the text: that model has failed to load, and waiting would not help.
+                // Only if no problem follows the text: otherwise the model has failed to load, and waiting would not help.
                 Err(Failure { code: Code::Unavailable, message })
                     if message == NOT_LOADED_YET && Instant::now() < deadline =>
                 {
@@ -77,7 +77,7 @@ impl Gateway {
         if failure.code == Code::DeadlineExceeded {
             return Err(failure);
         }
-        // Also from the names that metrics have as labels: a model that is gone counts as unknown there.
+        // This also removes the name from the labels of metrics, where a model that is gone counts as unknown.
         self.models.remove(name);
         Err(match self.statuses().await {
             Ok(mut models) => why_not_served(models.remove(name), version).unwrap_or(failure),
@@ -99,7 +99,7 @@ impl Gateway {
         if let Some(managed) = &self.managed {
             for (name, problem) in managed.models() {
                 let versions = models.entry(name).or_default();
-                // Triton's index has nothing of a model whose entry or files are wrong, because it was never loaded.
+                // Triton's index does not list a model whose entry or files are wrong, because it was never loaded.
                 if versions.is_empty() {
                     versions.push(VersionStatus::loading(0, problem));
                 }

@@ -137,7 +137,7 @@ struct Both(File);
 
 impl Write for Both {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // All of it, because a count of a part could be true for one of the two only.
+        // Writes everything, because the count of a part could be true for only one of the two.
         io::stderr().write_all(bytes)?;
         self.0.write_all(bytes).map(|()| bytes.len())
     }
@@ -185,7 +185,7 @@ async fn run(settings: Settings) -> Result<(), Ended> {
     match settings.mode {
         Mode::PrintConfig(source) => {
             let (text, problems) = managed::print_config(&source)?;
-            // Before the problems: the models that can be served are of use without the others.
+            // The text comes before the problems, because the models that can be served are useful without the others.
             show(&text)?;
             if problems.is_empty() { Ok(()) } else { Err(Ended::from(problems.join("\n"))) }
         }
@@ -233,7 +233,7 @@ async fn serve_managed(
     let triton = server.triton.clone();
     let (ended, left) = serve(ports, triton, Some(managed), signals, Some(&mut server)).await;
     if let Some(polling) = polling {
-        // So that no load begins in a tritonserver that is about to end.
+        // No load may begin in a tritonserver that is about to end.
         polling.abort();
     }
     if left.is_zero() {
@@ -303,6 +303,6 @@ async fn serve(
             return (ended, Duration::ZERO);
         }
     }
-    // What requests have taken of the time is not left for tritonserver: Kubernetes counts from the signal.
+    // tritonserver gets only the time that requests have left, because Kubernetes counts from the signal.
     (ended, END.saturating_sub(asked.elapsed()))
 }

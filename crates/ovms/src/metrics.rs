@@ -61,7 +61,7 @@ impl Metrics {
             duration: self.durations.get_or_create(&method).clone(),
             running,
             start: Instant::now(),
-            // If nothing else becomes of it, its client gave up.
+            // This outcome stays if the client gives up.
             outcome: Outcome { api, method: name, model: String::new(), code: code_name(Code::Cancelled) },
         }
     }

@@ -152,7 +152,8 @@ pub struct Settings {
 pub enum Mode {
     /// A tritonserver that runs.
     InFrontOf { grpc: Authority, http: Authority },
-    /// A tritonserver that the gateway starts. `poll`: time between two looks at the files; none: they are read on request.
+    /// A tritonserver that the gateway starts. `poll`: the time between two reads of the files. If none, they are read on
+    /// request.
     Managed { source: Source, poll: Option<Duration>, server: ServerOptions },
     /// Nothing: the config.pbtxt files are printed.
     PrintConfig(Source),
@@ -228,7 +229,7 @@ fn exclusive(matches: &ArgMatches) -> Result<(), String> {
 
 /// Refuses the first option that OVMS has and that has no meaning here, with what to do instead.
 fn check(arguments: &[OsString]) -> Result<(), String> {
-    // What follows `--` is tritonserver's, which may have options of the same names.
+    // Arguments after `--` are for tritonserver, which may have options of the same names.
     let options = arguments.iter().skip(1).take_while(|argument| *argument != "--");
     for argument in options.filter_map(|argument| argument.to_str()?.strip_prefix("--")) {
         let name = argument.split_once('=').map_or(argument, |(name, _)| name);
@@ -289,7 +290,7 @@ impl Arguments {
         if self.grpc_max_threads == Some(0) {
             return Err("--grpc_max_threads 0: 1 or more".to_owned());
         }
-        // None of them waits for Triton, so more than a thread for each core is only useful to those who ask for it.
+        // No thread waits for Triton, so there are more threads than cores only if the user asks for them.
         let least = self.rest_workers.unwrap_or(1) as usize;
         let most = self.grpc_max_threads.map_or(usize::MAX, |most| most as usize);
         Ok(cores.min(most).max(least))

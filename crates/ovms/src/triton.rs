@@ -78,8 +78,8 @@ impl Triton {
         Ok(Self { channel: endpoint.connect_lazy(), endpoint, http })
     }
 
-    /// Runs a model, and gives `held` back with the answer. If this future is dropped, the call goes on, and `held` is dropped
-    /// when Triton has answered.
+    /// Runs a model, and gives `held` back with the answer. If this future is dropped, the call continues, and `held` is
+    /// dropped when Triton has answered.
     pub async fn infer<T: Send + 'static>(
         &self,
         request: ModelInferRequest,

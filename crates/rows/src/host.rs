@@ -81,8 +81,8 @@ mod pages {
     }
 }
 
-/// Memory of exactly the size that is asked for, from the allocator, so that AddressSanitizer and valgrind see an access over
-/// its end. A mapping ends with its last page, and they don't look at it. For tests only.
+/// Memory of exactly the size that is asked for, from the allocator, so that AddressSanitizer and valgrind see an access past
+/// its end. They don't check a mapping, which ends with a whole page. For tests only.
 #[cfg(feature = "exact-buffers")]
 mod pages {
     use std::alloc::{Layout, alloc_zeroed, dealloc};

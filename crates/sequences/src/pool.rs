@@ -69,8 +69,8 @@ impl SlotId {
 struct Slab<S, R> {
     memory: S,
     size: usize,
-    /// The slots that have been occupied at least once, with generation and record of those that are now. The others are added
-    /// when they are needed.
+    /// The slots that have been occupied at least once, with the generation and record of each one that is occupied now. Other
+    /// slots are added when they are needed.
     slots: Vec<Option<(u64, R)>>,
     /// Which of `slots` are free.
     vacant: Vec<u32>,

@@ -183,7 +183,7 @@ impl Cluster {
         self.primaries.lock().is_new = false;
     }
 
-    /// Which primary has which slots, as far as is known. Asks the servers if that may have changed, in one thread at a
+    /// The slots of each primary, as far as they are known. If they may have changed, asks the servers, in one thread at a
     /// time.
     fn ranges(&self) -> Result<Arc<[Range]>, StoreError> {
         let until = Instant::now() + self.connector.timeout;
@@ -223,7 +223,7 @@ impl Cluster {
     /// known yet.
     fn known(&self, even_old: bool) -> Option<Result<Arc<[Range]>, StoreError>> {
         let primaries = self.primaries.lock();
-        // Not all the time: while servers are down, each operation would ask all of them.
+        // Without this pause, each operation would ask all servers while some are down.
         let was_asked = primaries.asked.is_some_and(|asked| asked.elapsed() < RETRY_AFTER);
         if !primaries.is_new && !was_asked && !even_old {
             return None;
@@ -269,7 +269,7 @@ fn no_answer(when: &str) -> StoreError {
 }
 
 fn rotate_at_random<T>(hosts: &mut [T]) {
-    // So that servers are asked equally often. Without a random number, it begins with the first one.
+    // The random start makes servers be asked equally often. Without a random number, the first server is asked first.
     let number = getrandom::u32().unwrap_or_default() as usize;
     if !hosts.is_empty() {
         hosts.rotate_left(number % hosts.len());

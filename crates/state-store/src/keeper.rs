@@ -28,7 +28,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Whether both are of one sequence. No other one has the token, even if it has the same id.
+    /// Whether both belong to one sequence. No other sequence has the token, even if it has the same id.
     pub fn is_same(&self, other: &Self) -> bool {
         self.token == other.token
     }
@@ -56,8 +56,8 @@ impl Hold {
         }
     }
 
-    /// Makes it take over the record of one of these older sequences of this server when its START has run. If none of them
-    /// leaves a record, its save fails, and its client has to send the START again.
+    /// Makes this sequence take over the record of one of these older sequences of this server when its START has run. If none
+    /// of them leaves a record, the save of this sequence fails, and its client has to send the START again.
     #[must_use]
     pub fn behind(mut self, older: impl Iterator<Item = Token>) -> Self {
         self.replaces.extend(older);
@@ -164,9 +164,9 @@ impl Keeper {
     }
 
     /// Makes the records of sequences whose STARTs are going to run here. If the store has a state of an older sequence, that
-    /// stays until [`Change::Step`] or [`Change::End`] of the new one. These fail if the store has a third one by then. A record
-    /// without a state is replaced, because a server that was killed may have left it. So the caller must not ask for a second
-    /// record of an id before it has saved the first ([`Hold::behind`]).
+    /// state stays until [`Change::Step`] or [`Change::End`] of the new sequence. Both fail if the store has a state of a third
+    /// sequence by then. A record without a state is replaced, because a server that was killed may have left it. So the caller
+    /// must not ask for a second record of an id before it has saved the first ([`Hold::behind`]).
     pub fn reserve(&self, holds: Vec<Hold>) -> Result<Vec<Hold>, StoreError> {
         let operations = holds.iter().map(|hold| (hold.key.as_slice(), Op::Reserve { token: hold.token }));
         let replies = self.apply(operations.collect())?;
@@ -205,7 +205,7 @@ impl Keeper {
 
     /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it back.
     pub fn check(&self, holds: &[&Hold]) -> Result<Vec<bool>, StoreError> {
-        // In a folder, only a newer instance of the model could take them, and that waits until this one is gone.
+        // In a folder, only a newer instance of the model could take them, and it waits until this one is gone.
         if !self.store.is_shared() {
             return Ok(vec![true; holds.len()]);
         }
@@ -220,7 +220,7 @@ impl Keeper {
     }
 
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
-        // Before the store is asked, because an END of another server may come right after its answer.
+        // The time is taken before the store is asked, because an END of another server may come right after its answer.
         let confirmed = Instant::now();
         let operations = changes.iter().map(|change| (change.hold().key.as_slice(), change.operation()));
         let mut replies = self.apply(operations.collect())?;

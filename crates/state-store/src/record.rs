@@ -40,14 +40,14 @@ impl fmt::Display for Token {
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever knows a token can write, so logs don't show it.
+        // Anyone who knows a token can write, so logs don't show it.
         write!(f, "Token({:02x}…)", self.0[0])
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Record<B = Vec<u8>> {
-    /// It can go on. The blob is its state; empty if it has begun, and no state was saved yet.
+    /// The sequence can continue. The blob is its state. It is empty if the sequence has begun and no state was saved yet.
     Live { token: Token, blob: B },
     /// It has ended. This stays for as long as a record without saves. Contains the answer to its END, or nothing.
     Ended(B),
@@ -57,8 +57,8 @@ pub enum Record<B = Vec<u8>> {
 /// the new owner will have.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// A START: makes a new record without a state, whatever there is. With `asks`, if the owner of an older sequence of the
-    /// id lives, asks it to release that, and changes nothing.
+    /// A START: makes a new record without a state, whatever there is. With `asks`, if an older sequence of the id has a live
+    /// owner, asks the owner to release the sequence, and changes nothing.
     Start {
         token: Token,
         asks: bool,
@@ -79,8 +79,8 @@ pub enum Op<'a> {
         token: Token,
         asks: bool,
     },
-    /// Lets any server take the sequence without asking this one, if the token is that of the record. With the newest state,
-    /// if the record doesn't have it.
+    /// Lets any server take the sequence without asking this one, if the token is that of the record. `blob` is the newest
+    /// state, if the record doesn't have it.
     Release {
         token: Token,
         blob: Option<&'a [u8]>,
@@ -98,8 +98,8 @@ pub enum Op<'a> {
         token: Token,
         blob: &'a [u8],
     },
-    /// Ends the sequence, if a token is that of the record: its own, or one of `old` that it would have replaced. Keeps the
-    /// answer for a client that sends its END again, unless it is empty.
+    /// Ends the sequence if the record has its token, or one of the `old` tokens that it would have replaced. Keeps the answer
+    /// for a client that sends its END again, unless it is empty.
     End {
         token: Token,
         old: &'a [Token],
@@ -136,7 +136,8 @@ impl Op<'_> {
     {
         let keep = Effect::Keep;
         match (*self, record) {
-            // A START can come late, when its client has begun the sequence elsewhere: it must not replace what is there.
+            // A START can come late, after its client has begun the sequence elsewhere. It must not replace the state of that
+            // sequence.
             (Op::Reserve { .. }, Some(Record::Live { token, blob })) if !blob.as_ref().is_empty() => {
                 (keep, Reply::Lives(*token))
             }
@@ -146,7 +147,8 @@ impl Op<'_> {
             (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {
                 (keep, Reply::Answered(answer.as_ref().to_vec()))
             }
-            // Before the rule for all others: what has ended is no other server's sequence, so the new one may begin.
+            // This comes before the rule for other operations. An ended sequence belongs to no server, so the new one may
+            // begin.
             (Op::Replace { token, blob, .. }, Some(Record::Ended(_))) => (Effect::Write(token, blob), Reply::Done),
             (_, Some(Record::Ended(_))) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),

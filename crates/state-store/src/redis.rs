@@ -160,7 +160,7 @@ impl RedisStore {
         replies.into_iter().map(read).collect()
     }
 
-    /// A save and a check find only that something is not as they expect. Asks the records why.
+    /// Reads the records to find out why saves and checks failed. Their replies say only that something is not as expected.
     fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
         let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
             replies[*reply] == Reply::Absent && matches!(of.1, Op::Save { .. } | Op::Check { .. })

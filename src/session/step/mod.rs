@@ -55,7 +55,8 @@ struct Input {
     keeps: usize,
 }
 
-/// A copy of a row of an output of the last run, on the step's device. It borrows the step, so that no run can come before it.
+/// A copy of a row of an output of the last run, on the step's device. It borrows the step, so that no run can start before it
+/// is used.
 pub struct OutputCopy<'a> {
     from: u64,
     to: Foreign<'a>,
@@ -196,7 +197,7 @@ impl Step {
     /// Copies rows of the last run, which succeeded, on the step's device, and waits until they are there.
     pub fn copy_outputs(&self, copies: &[OutputCopy]) -> Result<(), SessionError> {
         let Some(queue) = self.copier.queue().filter(|_| !copies.is_empty()) else { return Ok(()) };
-        // It waits when it is dropped, so that the copies have happened on every path. A queue that has failed says so at its
+        // The guard waits when it is dropped, so that the copies are done on every path. A queue that has failed says so at its
         // next use.
         let mut queue = scopeguard::guard(queue, |mut queue| _ = queue.synchronise());
         for copy in copies {
@@ -299,15 +300,15 @@ struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`crate::binding::OutputSpec`].
     pub is_read: bool,
-    /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
+    /// Whether it is also an input of the graph. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,
     /// Whether ONNX Runtime leaves it where the model runs.
     pub stays: bool,
-    /// The run is to make a tensor of it.
+    /// Whether the run has to make a tensor for it.
     pub is_to_be_made: bool,
-    /// What ONNX Runtime made in the last run, where it decides the shape.
+    /// The tensor that ONNX Runtime made in the last run, if it decides the shape.
     pub made: Option<MadeTensor>,
-    /// Where the last run wrote it, if to a tensor of the caller's on a device.
+    /// Where the last run wrote the output, if the caller gave a tensor on a device for it.
     pub given: Option<OutputGiven>,
     pub strings: Strings,
 }
@@ -315,7 +316,7 @@ struct Output {
 struct OutputGiven {
     pub address: u64,
     pub bytes: usize,
-    /// Keeps the memory as long as somebody may read it.
+    /// Keeps the memory as long as it may be read.
     _memory: Arc<DeviceMemory>,
 }
 
@@ -358,8 +359,8 @@ impl Output {
         Ok(())
     }
 
-    /// Copies the input that ONNX Runtime returned for this output, as its memory may be written again, to `own`; if
-    /// there is none, to a buffer of the output.
+    /// Copies the input that ONNX Runtime returned for this output to `own`, or without `own` to a buffer of the output,
+    /// because the input's memory may be written again.
     pub fn copy_input(&mut self, own: Option<&mut BatchTensor>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensor.data_type != DataType::Bytes) else { return Ok(()) };
         let own = own.unwrap_or(&mut self.tensor);
@@ -374,12 +375,12 @@ fn tensor_error(name: &CString, why: String) -> SessionError {
     SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
 }
 
-/// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
+/// A tensor that ONNX Runtime made for an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {
     pub(super) value: Arc<Value>,
-    /// With the number of rows.
+    /// Dimensions, including the number of rows.
     pub dims: Vec<i64>,
-    /// Of its elements; none for strings.
+    /// Bytes of its elements; 0 for strings.
     pub(super) bytes: usize,
     pub(super) is_on_device: bool,
     /// Last: the tensor goes back to its allocator.
@@ -387,8 +388,8 @@ pub struct MadeTensor {
 }
 
 impl MadeTensor {
-    /// Copies a part out, such as a row, to be stored; from a device to the host too, after a wait. What is copied on a
-    /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
+    /// Copies a part, such as a row, to where it is stored. Can copy from a device to the host, and then waits. A copy on a
+    /// device is done after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) -> Result<(), SessionError> {
         match (to, copier.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {

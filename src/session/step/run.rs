@@ -67,8 +67,8 @@ impl Step {
     /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
     /// that uses what the run was given.
     pub fn run(&mut self, mut run: Run) -> Result<(), SessionError> {
-        // Dropped, the guard waits, so that what a run enqueues has happened on every path. After a run that succeeded nothing
-        // is left to wait for; a queue that has failed says so at its next use.
+        // The guard waits when it is dropped, so that the work of a run is done on every path. After a successful run, nothing
+        // is left to wait for. A queue that has failed says so at its next use.
         let ran = scopeguard::guard(&mut *self, |step| _ = step.copier.synchronise()).enqueue_run(&mut run);
         match self.copier.device().and_then(|device| device.lost()) {
             // ONNX Runtime's own error doesn't say what to do.

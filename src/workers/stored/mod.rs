@@ -283,7 +283,7 @@ impl Stored {
     }
 
     /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker. With a
-    /// folder, also an older instance of the model may have it, which can't be asked there.
+    /// folder, an older instance of the model may also have it, and it can't be asked there.
     fn is_leaving(&self, of: &Pending) -> bool {
         let Lookup { id, lane, .. } = &of.lookup;
         let may_follow = !self.keeper.is_shared() && self.may_follow(of);

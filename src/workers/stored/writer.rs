@@ -1,5 +1,5 @@
-//! What is saved after its answer (`durability: interval` and `drain`): when workers have to take snapshots, and the thread that
-//! writes them to the store.
+//! Saves after the answer (`durability: interval` and `drain`): the times when workers have to take snapshots, and the thread
+//! that writes them to the store.
 //!
 //! Rules:
 //! - A sequence has one entry: a newer state takes the place of an older one.
@@ -100,8 +100,8 @@ pub enum Waiting {
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Entries were written, so there may be room. The writer never waits for this, so [`Queue::put`] can't wake another thread in
-    /// its place.
+    /// Entries were written, so there may be room. The writer never waits for this, so [`Queue::put`] can't wake another thread
+    /// in its place.
     has_room: Condvar,
 }
 
@@ -189,8 +189,8 @@ impl Queue {
         self.state.lock().bytes.saturating_add(bytes) > 2 * MOST_BYTES
     }
 
-    /// Waits until there is room for a state of this size of a sequence that leaves, or the store does not answer. Returns whether
-    /// there is room.
+    /// Waits until there is room for a state of this size of a sequence that leaves, or the store does not answer. Returns
+    /// whether there is room.
     pub fn wait_for_room(&self, bytes: usize) -> bool {
         while self.refuses(bytes) {
             let mut state = self.state.lock();
@@ -327,7 +327,7 @@ pub struct Unsaved {
     /// from the writer.
     pub is_late: bool,
     pub is_under_way: bool,
-    /// The store refuses it, because it has another sequence of the id.
+    /// The store refuses it, because the store has another sequence of the id.
     pub is_refused: bool,
 }
 
@@ -365,7 +365,7 @@ impl Later {
             // All wait for the same interval, so the queue stays in order.
             due.push_back((at, lane));
         }
-        // Behind another one, the alarm is already set.
+        // If other entries come first, the alarm is already set.
         if due.len() == 1 || is_late {
             drop(due);
             self.alarm.by(at);
@@ -374,11 +374,11 @@ impl Later {
 }
 
 pub enum Told<'a> {
-    /// The store has answered.
+    /// The store has answered the write.
     Written(Vec<(Entry, Saved)>),
-    /// It has not.
+    /// The store has not answered.
     Failed(&'a StoreError),
-    /// The state is too large for it.
+    /// The state is too large for the store.
     TooLarge(&'a Entry, &'a StoreError),
 }
 

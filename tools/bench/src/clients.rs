@@ -150,7 +150,7 @@ fn closed_loop(client: &Client, sequences: usize, seconds: f64) -> Timed {
             latencies_us.extend(ready.iter().map(|answer| answer.latency_us));
             ready.drain(..).for_each(|answer| client.send(inbox, answer.sequence, 0));
         }
-        // Those that are out when the time is over count, too: without them, the slowest answers would be missing.
+        // Requests that have no answer when the time is over also count. Without them, the slowest answers would be missing.
         latencies_us.extend(inbox.wait_for_all().iter().map(|answer| answer.latency_us));
         latencies_us
     })
@@ -181,7 +181,7 @@ fn timed(
 ) -> Timed {
     let (inbox, sequences) = (Inbox::new(wants), (1..=sequences as u64).collect::<Vec<_>>());
     client.round(&inbox, &sequences, START);
-    // Not timed: the first requests also pay for what is made once.
+    // These requests are not timed, because the first ones also pay for what is made once.
     serve(&inbox, &sequences, seconds * 0.2);
     let mut latencies_us = Vec::new();
     let cost = Cost::of(1, || latencies_us = serve(&inbox, &sequences, seconds));

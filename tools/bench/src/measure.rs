@@ -101,7 +101,7 @@ fn affinity() -> CpuSet {
 }
 
 fn set_affinity(set: &CpuSet) {
-    // What is not pinned must not be reported as if it were.
+    // The results of threads that are not pinned must not be reported as if they were.
     sched_setaffinity(None, set).unwrap_or_else(|error| panic!("sched_setaffinity: {error}"));
 }
 

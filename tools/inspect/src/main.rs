@@ -196,7 +196,7 @@ impl Arguments {
     }
 }
 
-/// The family that the graphs of the folder are.
+/// The family of the folder's graphs.
 fn family(folder: &Path, partial: &PartialConfig, library: &Library) -> Result<Family, Problem> {
     let unreadable = |error: std::io::Error| Problem::Unreadable { path: folder.to_owned(), why: error.to_string() };
     let entries = std::fs::read_dir(folder).map_err(unreadable)?;

@@ -24,7 +24,8 @@ pub fn edit(
     // Tensors whose shapes an edit may change.
     let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
-        // The shapes behind an edited node are still those before the edit, so such nodes wait for the next turn.
+        // The shapes after an edited node in the graph are still those from before the edit, so such nodes wait for the next
+        // turn.
         let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
         let place = node.input_at(0).and_then(|input| followed.places.get(input));
         if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
@@ -223,7 +224,7 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
     if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
         return None;
     }
-    // The batch must stay where it is among the elements, so its new axis has as many elements behind it.
+    // The batch must stay where it is among the elements, so its new axis is followed by as many elements as the old one.
     let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
     let mut suffix = 1;
     let mut places: Vec<(usize, i64)> = Vec::new();

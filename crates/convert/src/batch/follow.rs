@@ -8,7 +8,7 @@ use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
-/// The smaller of two numbers of rows that shapes are computed for, besides 1.
+/// Shapes are computed for 1 row and for two larger numbers of rows. This is the smaller one.
 pub const FEW: i64 = 48;
 const MANY: i64 = 96;
 /// The length of other open dimensions.

@@ -264,7 +264,7 @@ impl MelScale {
         }
     }
 
-    /// How much of a frequency the triangle has whose corners are given in mel.
+    /// The weight of a frequency in a triangle whose corners are given in mel.
     fn weight(self, hz: f64, [left, center, right]: [f64; 3]) -> f64 {
         let (at, [left, center, right], height) = match self {
             Self::Kaldi => (self.mel(hz), [left, center, right], 1.0),

@@ -1,5 +1,5 @@
-//! Frames of a signal: cuts a signal that comes in chunks into frames that overlap, where the samples that later frames need are
-//! a state; window functions, and the matrices of a Fourier transform, in 64 bits.
+//! Cuts a signal that comes in chunks into overlapping frames, and keeps the samples that later frames need as a state. Also
+//! window functions and the matrices of a Fourier transform, in 64 bits.
 
 use std::f64::consts::TAU;
 
@@ -134,14 +134,14 @@ pub enum Window {
     Povey,
     Hamming,
     Hann,
-    /// The root of a Hann window: used before and behind a spectrum, it weighs like a Hann window.
+    /// The root of a Hann window. Applied both before and after a spectrum, it weighs like one Hann window.
     SqrtHann,
     Rectangular,
 }
 
 impl Window {
-    /// The weights of a frame's samples. A periodic window is one sample of its cosine longer than the frame, so that frames
-    /// that overlap add up to a constant; one of features isn't, and ends as it begins.
+    /// The weights of a frame's samples. The cosine of a periodic window is one sample longer than the frame, so that
+    /// overlapping frames add up to a constant. A window of features isn't periodic, and ends as it begins.
     pub fn weights(self, length: usize, is_periodic: bool) -> Vec<f64> {
         let period = if is_periodic { length } else { length - 1 };
         let weight = |at: usize| {
@@ -161,14 +161,15 @@ impl Window {
 
 /// The turns of a Fourier transform: the real and the imaginary part of `exp(-2πi · at / length)`.
 fn turns(length: usize) -> Vec<(f64, f64)> {
-    // The sine of a half turn is 0, and π has no exact number: a bin without an imaginary part must not get a small one.
+    // The sine of a half turn is 0, but no floating-point number is exactly π. A bin without an imaginary part must not get a
+    // small one.
     let exact = |value: f64| if value.abs() < 1e-15 { 0.0 } else { value };
     let angle = |at: usize| TAU * at as f64 / length as f64;
     (0..length).map(|at| (exact(angle(at).cos()), exact(-angle(at).sin()))).collect()
 }
 
-/// The Fourier transform of windowed frames: a row for each sample, the real parts of the bins and then their imaginary
-/// parts in each. A frame that is shorter than `length` is followed by zeros.
+/// The matrix of the Fourier transform of windowed frames. It has a row for each sample, with the real parts of the bins and
+/// then their imaginary parts. A frame that is shorter than `length` is followed by zeros.
 pub fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
     let turns = turns(length);
     let row = |(at, weight): (usize, &f64)| {
@@ -186,7 +187,7 @@ pub fn inverse(weights: &[f64], width: usize) -> Vec<f64> {
     let length = weights.len();
     let bins = length / 2 + 1;
     let turns = turns(length);
-    // Bins in the middle stand for their mirror images, too.
+    // Bins in the middle also stand for their mirror images.
     let share = |bin: usize| if bin == 0 || 2 * bin == length { 1.0 } else { 2.0 };
     let row = |row: usize| {
         let (bin, is_imaginary) = (row % bins, row >= bins);

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// What is wrong with the name or the options of a built-in graph.
+/// An error in the name or the options of a built-in graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BuiltinError(pub(super) String);

@@ -17,8 +17,7 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim};
 use tensor::{Tensor, axis_of};
 
-// The turns of all loops together are followed through this many tensors. Without a limit, loops in loops would take
-// hours.
+// The most tensors that are followed through the turns of all loops together. Without a limit, loops in loops would take hours.
 const MOST_FOLLOWED: usize = 1 << 18;
 // A loop that turns more often is not followed: each turn takes as long as the graph inside it.
 const MOST_TURNS: i64 = 1000;
@@ -286,7 +285,7 @@ pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -
         return of(graph);
     }
     let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else { return Vec::new() };
-    // Data decides, so only what both branches give is known.
+    // Data decides which branch runs, so a result is known only if both branches give it.
     let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
     of(yes).into_iter().zip(of(no)).map(both).collect()
 }

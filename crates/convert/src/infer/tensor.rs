@@ -1,4 +1,4 @@
-//! What is known about one tensor, how its elements are found, and operators that work element by element.
+//! The known facts about one tensor, the search for its elements, and operators that work element by element.
 
 use std::sync::Arc;
 

@@ -232,7 +232,7 @@ impl Raised<'_> {
 
     fn constant(&mut self, node: &mut NodeProto, input: usize, value: TensorProto) {
         let name = self.names.fresh(&format!("{}/{input}", node.label()));
-        // A node and no initializer, because functions have none.
+        // A node instead of an initializer, because functions have no initializers.
         self.nodes.push(NodeProto::make("Constant", &name, &[], &[&name]).with_tensor("value", value));
         node.set_input(input, &name);
     }

@@ -1,5 +1,5 @@
-//! The graphs that are joined: the list of them, as a command line or the parameter `join` writes it; each one; and why they
-//! aren't joined.
+//! The graphs that are joined: their list, as a command line or the parameter `join` writes it, each graph, and the errors of
+//! joining.
 //!
 //! A word of the list is a file or the name of a built-in graph, `NAME=` may stand before it, and options of a built-in graph
 //! follow it: `fbank:kaldi num_mel_bins=80 encoder.onnx`.
@@ -190,7 +190,7 @@ pub fn graphs<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<Listed
             None if is_builtin => source.split(':').next().unwrap_or_default(),
             None => stem(source),
         };
-        // Files whose names have a colon end with .onnx.
+        // A file whose name has a colon must end with .onnx.
         if source.contains(':') && !is_builtin && !source.ends_with(".onnx") {
             let known = builtin_names().collect::<Vec<_>>().join(", ");
             return Err(format!("'{source}' is no built-in graph: {known} are; the name of a file ends with .onnx"));
@@ -230,7 +230,7 @@ pub enum JoinError {
     One(String),
     #[error("graph '{graph}': {error}")]
     Graph { graph: String, error: ConvertError },
-    /// `why` goes on behind the name.
+    /// `why` continues the text after the name.
     #[error("graph '{graph}'{why}")]
     Opset { graph: String, why: String },
     #[error("'{name}' names no graph: 'graph.tensor' is expected, where graph is one of {graphs}")]

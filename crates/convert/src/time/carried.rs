@@ -15,7 +15,7 @@ pub const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i c
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
     Invariant,
-    /// Counts turns from 0 by 1 if `exact`; else counts otherwise, or says whether the loop goes on.
+    /// If `exact`, counts turns from 0 by 1. Otherwise counts in another way, or says whether the loop continues.
     Counter {
         exact: bool,
     },
@@ -59,7 +59,7 @@ pub fn kind<'a>(body: &'a GraphProto, carried: usize, start: &Tensor) -> Carried
     let adds =
         |node: &&NodeProto| is_integer && node.op() == "Add" && node.input.iter().any(|name| name == input.name());
     let other = |node: &'a NodeProto| node.input.iter().find(|name| *name != input.name());
-    // A constant of the body is known without what the body gets.
+    // A constant of the body is known without the body's inputs.
     let constant = |name: &String| Shapes::infer(body, 1, HashMap::new(), None).get(name).scalar();
     match body.node.iter().find(makes).filter(adds).and_then(other).and_then(constant) {
         Some(step) => Carried::Counter { exact: step == 1.0 && start.scalar() == Some(0.0) },

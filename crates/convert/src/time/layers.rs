@@ -1,4 +1,4 @@
-//! Layers that need earlier steps: convolutions and pooling over time, and the padding in front of them; `LSTM`, `GRU`, `RNN` and
+//! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`, `RNN` and
 //! their like.
 
 use super::place::{Cut, Layout, Place};
@@ -55,7 +55,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
         return Err(refuse(node, "pads behind the last step", HELP));
     }
     let stride = layout.stride * window.stride;
-    // A request with a part of a stride would leave steps over that no state keeps.
+    // A request that ends within a stride would leave steps over, and no state keeps those.
     tracker.found.add_multiple(stride);
     Ok(Layout { len: expected + trail, lead: 0, trail, stride, ..layout })
 }
@@ -215,7 +215,7 @@ pub fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: 
         }
         let starts_with_rows = |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout);
         let rows_of = |name: &str| tracker.dims(name).and_then(|dims| dims.get(1));
-        // Zeros that are made for the rows of the input have as many.
+        // If zeros are made for the rows of the input, they have as many rows as the input.
         let has_as_many_rows = |name: &str| rows_of(name).is_some() && rows_of(name) == rows_of(&node.input[0]);
         if tracker.follows_rows
             && !layout.is_clean()
@@ -285,8 +285,8 @@ pub fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: 
 }
 
 impl Tracker<'_> {
-    /// Names the `Reshape` in front of a layer. With a batch of 1, exporters write one where a `Transpose` would bring other
-    /// batches into the same order.
+    /// Names the `Reshape` before a layer. With a batch of 1, exporters write one where a `Transpose` would bring other batches
+    /// into the same order.
     fn by_reshape(&self, node: &NodeProto) -> String {
         let producer = self.producers.get(node.input[0].as_str()).map(|&index| &self.graph.node[index]);
         let reshape = producer.filter(|producer| producer.op() == "Reshape");

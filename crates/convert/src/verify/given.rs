@@ -10,7 +10,7 @@ use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 
-// No run on random data takes longer: a loop may never end on them. Runs of usual models take milliseconds.
+// The limit of a run on random data, because a loop may never end on such data. Runs of usual models take milliseconds.
 const MOST_TIME: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]

@@ -28,7 +28,8 @@ const SINGLE_STEPS: i64 = 5;
 /// Runs of one chunk length: shorter chunks of very many steps are left out.
 const MOST_RUNS: i64 = 10_000;
 const ROWS: i64 = 2;
-// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
+// The number of rows in a model that takes their lengths. With two rows, an ascending or a descending sort would change
+// nothing.
 const ROWS_WITH_LENGTHS: i64 = 3;
 
 /// Compares the models, in chunks of 1, 2, 7 and all steps. An error says where they differ.

@@ -188,7 +188,7 @@ fn host(value: &DynValue) -> Result<Host, String> {
     read.unwrap_or_else(|| Err(format!("{} can't be compared", value.dtype())))
 }
 
-// How often the time of a run is looked at. One thread watches all runs of a comparison, because there may be thousands of short
+// How often the time of a run is checked. One thread watches all runs of a comparison, because there may be thousands of short
 // ones.
 const PERIOD: Duration = Duration::from_millis(50);
 

@@ -185,7 +185,7 @@ impl<'a> PlainSearch<'a> {
         if numbers.len() as i64 <= blank {
             return Err(VerifyError::Blank { blank, tokens: numbers.len() });
         }
-        // As ArgMax does, the first of equal logits wins.
+        // The first of equal logits wins, as in ArgMax.
         let larger = |best: usize, at: usize| if numbers[at] > numbers[best] { at } else { best };
         let best = (0..numbers.len()).fold(0, larger);
         let second =

@@ -113,8 +113,8 @@ pub enum GeneratedValue {
     Length(GrowingAxis),
     /// 1 for each element of a growing state, then 1 for each new element.
     Mask { state: GrowingAxis, new: NewLength },
-    /// As many ones as the counter has, with the factor and the addend, at the end of `length` elements, and 0 in front of
-    /// them.
+    /// Zeros and then ones, `length` elements in all. The number of ones is the counter's value, with the factor and the
+    /// addend.
     Last { counter: usize, length: usize },
 }
 
@@ -206,7 +206,7 @@ impl RequestInput {
 
     /// The axis along which a row has more than the request's elements, if there is one.
     pub fn window_axis(&self) -> Option<usize> {
-        // Both may be there. `WrittenContext::check_padding` has made sure that they then are the same axis.
+        // If both exist, they are the same axis: `WrittenContext::check_padding` has made sure of that.
         self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
     }
 }
@@ -276,9 +276,9 @@ pub struct Trim {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrimBy {
-    /// As much as the row has of this input in `Binding::inputs`.
+    /// By the length that the row has in this input of `Binding::inputs`.
     Input(usize),
-    /// As much as this output in `Binding::outputs` says.
+    /// By the length that this output of `Binding::outputs` gives.
     Output(usize),
 }
 

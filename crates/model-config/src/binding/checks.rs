@@ -76,9 +76,9 @@ impl Binding {
         found.map_or(Ok(()), Err)
     }
 
-    /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch, if
-    /// the graph then brings rows together with that dimension. Dims say both in this form: the steps in front of the
-    /// batch, and, wrongly, a batch of one. `model` reads the ONNX file.
+    /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch, if the
+    /// graph then combines rows with that dimension. Such dims can be right, with the steps before the batch, or they can be a
+    /// mistake that gives the batch the length one. `model` reads the ONNX file.
     pub fn check_marked_batch<E: From<BindingError>>(
         &self,
         config: &Config,

@@ -1,5 +1,5 @@
-//! Contexts, and what is left over of windows: what a sequence keeps of an input from one request to the next. Along which
-//! axis a context is kept, and which dims it leaves for requests.
+//! Contexts, and elements that windows leave over: the parts of an input that a sequence keeps from one request to the next.
+//! Finds the axis of a context, and the dims that it leaves for requests.
 
 use rows::tensor::{DataType, Dims, WindowLayout};
 
@@ -15,8 +15,8 @@ pub struct BoundContext {
     /// Steps along it.
     pub length: usize,
     pub first: FirstRequest,
-    /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
-    /// is there.
+    /// Bytes that are kept: the steps, and one more byte if an absent context differs from zeros. That byte says whether the
+    /// context is there.
     pub bytes: usize,
     /// Its number in the slot (`Binding::slot`).
     pub slot_entry: usize,
@@ -28,8 +28,8 @@ impl BoundContext {
         self.first != FirstRequest::Zeros
     }
 
-    /// The least steps that a request must carry, and how many exactly, if that is known. `of_model`: the model's
-    /// dimension. Decoding has checked what is the same for all requests.
+    /// The fewest steps that a request must carry, and the exact number, if it is known. `of_model`: the model's dimension.
+    /// Decoding has checked what is the same for all requests.
     pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
         match (self.first, is_first) {
             (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
@@ -46,7 +46,7 @@ impl BoundContext {
         if is_first && self.first == FirstRequest::Whole { 0 } else { self.length }
     }
 
-    /// The steps in what is kept; `None` if they are absent, as at the start of a sequence.
+    /// The steps in the kept bytes; `None` if they are absent, as at the start of a sequence.
     pub fn steps<'a>(&self, kept: &'a [u8]) -> Option<&'a [u8]> {
         if !self.can_be_absent() {
             return Some(kept);
@@ -54,7 +54,7 @@ impl BoundContext {
         kept.split_last().and_then(|(&is_there, steps)| (is_there != 0).then_some(steps))
     }
 
-    /// Notes in what is kept that the steps are there.
+    /// Marks in the kept bytes that the steps are there.
     pub fn mark(&self, kept: &mut [u8]) {
         if let Some(is_there) = kept.last_mut().filter(|_| self.can_be_absent()) {
             *is_there = 1;
@@ -62,7 +62,7 @@ impl BoundContext {
     }
 }
 
-/// The windows in which the model gets an input that requests bring in any length.
+/// The windows of an input that requests bring in any length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundWindow {
     pub axis: usize,
@@ -74,9 +74,9 @@ pub struct BoundWindow {
 }
 
 impl BoundWindow {
-    /// Elements that a window takes of what requests bring. `is_first`: no window of the sequence has left a context.
+    /// The number of elements that a window takes from requests. `is_first`: no window of the sequence has left a context.
     pub fn taken(&self, context: Option<BoundContext>, is_first: bool) -> usize {
-        // The first window of a context with ':whole' is whole, so it also takes what would be in front of it.
+        // With ':whole', the first window also takes the elements in the place where a later window has its context.
         self.length + context.map_or(0, |context| context.length - context.in_front(is_first))
     }
 }

@@ -113,7 +113,7 @@ fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -
 
 struct Element {
     bytes: usize,
-    /// Bytes of a number, or of a letter, if the machine has them in the other order.
+    /// Bytes of a number, or of a letter, if their order is not the machine's.
     swapped: Option<usize>,
     form: TypeChar,
 }

@@ -39,7 +39,7 @@ impl<'a> Feeds<'a> {
 
     /// The inputs that are fed, with the batch axis of each.
     fn batches(&self, config: &Config) -> impl Iterator<Item = (&'a TensorInfo, usize)> {
-        // If Triton puts no batch dimension in front, the first one is taken for it.
+        // If Triton adds no batch dimension, the first dimension counts as the batch.
         let first = (!config.is_batched()).then_some(0);
         let fed = self.fed.iter().zip(&self.infos);
         fed.filter_map(move |(fed, info)| Some((*info, fed.as_ref()?.batch_axis.or(first)?)))

@@ -68,7 +68,7 @@ impl Binder<'_> {
                 (GeneratedValue::Mask { state, new }, ValuesPerRow::Of(None))
             }
             GeneratedKind::Last { count, length } => {
-                // All dimensions behind the values must be 1, so the last other one has their number.
+                // All dimensions after the values must be 1, so the last dimension above 1 is the number of values.
                 let fixed = self.info.dims.iter().copied().rfind(|&dim| dim > 1);
                 let length = length.map(i64::from).or(fixed).ok_or_else(|| self.length_is_open())?;
                 let counter = numbered(counters, self.counter(count)?);
@@ -269,8 +269,8 @@ pub enum RowValues {
 }
 
 impl RowValues {
-    /// The values, for what the sequence has counted, the elements of growing states and those of inputs. `gap`: where the
-    /// padded states of the row have padding.
+    /// The values of a row. They follow from the counts of the sequence, and from the elements of growing states and of inputs.
+    /// `gap`: the padding in the padded states of the row.
     pub fn new(
         generated: &Generated,
         states: &[BoundState],
@@ -292,7 +292,7 @@ impl RowValues {
                 Self::mask(past(state) + new, if is_padded { gap } else { Gap::NONE })
             }
             GeneratedValue::Last { counter, length } => {
-                // A count that no address can hold is more than the mask has elements.
+                // A count that does not fit a usize is larger than the mask.
                 let ones = usize::try_from(generated_value(generated, counted(counter))).unwrap_or(length).min(length);
                 Self::Mask { ones: 0, zeros: length - ones, more: ones }
             }
@@ -311,8 +311,8 @@ impl RowValues {
         }
     }
 
-    /// Appends a row of an input of `row_bytes` bytes: the values, and zeros up to the `longest` row of the run. Dimensions in
-    /// front of the axis have the same again. The type can hold the values.
+    /// Appends a row of an input of `row_bytes` bytes: the values, and zeros up to the `longest` row of the run. The same bytes
+    /// repeat for each index of the dimensions before the axis. The type can hold the values.
     pub fn append_row(
         self,
         generated: &Generated,
@@ -332,7 +332,7 @@ impl RowValues {
     fn append(self, generated: &Generated, data_type: DataType, to: &mut Vec<u8>) {
         match self {
             Self::Numbers { first, count } => {
-                // What the type of the input cannot hold has been refused with the request.
+                // A request with a value that the type of the input cannot hold has been refused.
                 let in_64_bits = |value: i128| i64::try_from(value).unwrap_or(i64::MAX);
                 let values = (first..).take(count).map(|number| in_64_bits(generated_value(generated, number)));
                 values.for_each(|value| append_whole(data_type, value, to));

@@ -154,7 +154,7 @@ impl Value<'_> {
                 let known: Vec<String> = metadata.keys().map(|key| format!("'{key}'")).collect();
                 return Err(self.error(format!("the model has no metadata '{key}' (it has {})", names(&known))));
             };
-            // The number that is missing would move all that follow it.
+            // A missing number would shift all numbers after it.
             if has_gap(text) {
                 return Err(self.error(format!("metadata '{key}' has a comma without a number before it")));
             }
@@ -227,7 +227,7 @@ impl Value<'_> {
     }
 }
 
-/// Whether a comma of a list has nothing in front of it.
+/// Whether a comma of a list has nothing before it.
 fn has_gap(text: &str) -> bool {
     let mut parts = text.split(',').map(str::trim_end);
     // The last comma may end the list.
@@ -238,7 +238,7 @@ fn has_gap(text: &str) -> bool {
 /// How the model for initial states fits the binding. It runs for one row at a time.
 #[derive(Clone, Debug)]
 pub struct InitialModel {
-    /// In the order of the model's inputs: the input of requests that each takes, by its index in the binding.
+    /// For each input of this model, in order, the index in the binding of the request input that it takes.
     pub inputs: Vec<usize>,
     pub outputs: Vec<InitialOutput>,
     pub step: StepSpec,

@@ -144,11 +144,11 @@ impl<'a> Binder<'a> {
         let known = self.outputs.len();
         let index = fetched(self.outputs, info);
         let output = &mut self.outputs[index];
-        // It isn't listed under 'output', so nothing but Triton's own form says where its batch is: first.
+        // It isn't listed under 'output', so its batch is first, as in Triton's own form.
         if index == known && self.config.is_batched() {
             output.batch_axis = Some(0);
         }
-        // Each row decides for itself whether it goes on.
+        // Each row decides for itself whether it continues.
         if self.config.max_rows_per_run > 1 && (output.batch_axis.is_none() || output.form == ShapeForm::Unbatched) {
             let why = "has no batch dimension, so it cannot end the steps of one row";
             return Err(wrong(format!("output '{}' {why}", info.name)));

@@ -95,7 +95,7 @@ pub(super) fn response_output(listed: Listed, has_no_batch: bool) -> Result<Boun
     let empty_dims = if let Some(gathered) = gathered {
         without_steps(&tensor.dims, &info.dims, (batch_axis, form), gathered)
     } else if form == ShapeForm::Unbatched && config.is_batched() {
-        // The dimension that Triton puts in front makes it empty.
+        // Triton adds a dimension at the front. Its length of 0 makes the output empty.
         [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect()
     } else {
         empty_dims(&info.dims, batch_axis)

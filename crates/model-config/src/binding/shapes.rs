@@ -12,11 +12,11 @@ use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};
 pub enum ShapeForm {
     /// As in the model, with 1 for the batch axis, which is the first one. This is Triton's form.
     Plain,
-    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
-    /// batch dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
+    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's batch
+    /// dimension before these dims, and responses do not. This is the form of NVIDIA's stateful_backend.
     BatchInside,
-    /// Requests and responses have a dimension more, which is 1. The model's tensor has no batch axis, and Triton puts a
-    /// batch dimension in front; or it is a scalar, which Triton doesn't have.
+    /// Requests and responses have one more dimension, which is 1. Either the model's tensor has no batch axis and Triton adds
+    /// a batch dimension, or the tensor is a scalar, which Triton doesn't have.
     Unbatched,
 }
 
@@ -56,7 +56,8 @@ impl Listed<'_> {
                 error("with max_batch_size 0 they must be the same")
             };
         }
-        // It has one value for all rows of a run. An output needs a value for each row; the caller knows those that don't.
+        // The input has one value for all rows of a run. An output needs a value for each row; the caller knows the outputs
+        // that don't.
         if list == INPUT && tensor.dims == model && is_fixed {
             return Ok((None, ShapeForm::Unbatched));
         }
@@ -101,7 +102,7 @@ impl Listed<'_> {
 
 /// The dimension of configured dims for an axis of the model, which has `rank` dimensions.
 pub(super) fn configured(dims: &[i64], rank: usize, axis: usize) -> Option<i64> {
-    // Dims that leave the batch out leave out the first dimension, as in Triton.
+    // As in Triton, dims without the batch leave out the first dimension.
     let left_out = rank.checked_sub(dims.len())?;
     dims.get(axis.checked_sub(left_out)?).copied()
 }

@@ -269,7 +269,7 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
     // ONNX Runtime allocates strings and states of varying size itself.
     let is_known = open_axes(&input.dims, input.batch_axis).is_empty() && input.data_type != DataType::Bytes;
     output.dims = is_known.then(|| input.dims.clone());
-    // With steps, an answer has another shape without elements, which `response_output` has set.
+    // With steps, an answer without elements has another shape, which `response_output` has set.
     if output.gathered.is_none() {
         output.empty_dims = empty_dims(&input.dims, input.batch_axis);
     }
@@ -342,7 +342,7 @@ pub(super) fn bind_growing_padding(
         let (&[axis], Some(element_bytes)) = (&*open_axes(&state.dims, None), state.data_type.byte_size()) else {
             continue;
         };
-        // States that grow along another name may have other lengths, of which the mask says nothing.
+        // States that grow along a dimension of another name may have other lengths, and the mask does not describe those.
         if symbol(state, axis) == wanted {
             state.padded_axis = Some(axis);
             padded.push(PaddedState { beside, axis, element_bytes });

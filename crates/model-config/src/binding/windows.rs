@@ -138,7 +138,7 @@ fn does_not_fit(listed: Listed, written: &Window, context: usize, axes: &[usize]
     } = listed;
     let behind = usize::from(dims.len() < model.len());
     let can_be = axes.iter().copied().filter(|&axis| axis >= behind && written.fits(model[axis], context));
-    // Where the dims are the model's, -1 in the first place marks the batch.
+    // If the dims are the model's, -1 in the first place marks the batch.
     let entries = can_be.filter(|&axis| !(config.is_batched() && behind == 0 && axis == 0)).map(|axis| {
         let wanted = opened(model, axis);
         format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&wanted[behind..]))
@@ -238,8 +238,8 @@ pub(super) fn without_steps(
     dims
 }
 
-/// What a request may make. Unless it is written, it suits an hour of speech, or fewer steps if their outputs have many
-/// bytes.
+/// The most steps and answer bytes of a request. The default number of steps suits an hour of speech, and is lower if their
+/// outputs have many bytes.
 pub(super) fn bound_steps(config: &Config, inputs: &[BoundInput], outputs: &[BoundOutput]) -> Result<MostSteps> {
     if !config.windows.are_cut() && !config.repeat.is_any() {
         return Ok(MostSteps { steps: 1, answer_bytes: usize::MAX });

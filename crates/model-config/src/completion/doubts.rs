@@ -34,7 +34,7 @@ pub fn mistakes(config: &PartialConfig, signature: &Signature, pairs: &[StatePai
             || config.inputs.iter().any(|input| input.name == name)
             || pairs.iter().any(|pair| pair.input == name)
     };
-    // If a name is misspelt, nothing feeds the input that is meant.
+    // If a name is misspelt, nothing feeds the intended input.
     let alike = |name: &str| names.iter().find(|input| !is_fed(input) && similarity(input, name).is_some());
     let misspelt = config.controls.iter().filter(|control| !is_input(control)).filter_map(|control| {
         let (name, input) = (&control.name, alike(&control.name)?);
@@ -112,7 +112,7 @@ fn words(name: &str) -> Vec<String> {
 /// The warning about inputs and outputs that are not in `pairs`, the states of the model; `None` if there is nothing to
 /// warn of.
 pub fn may_be_state(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Option<String> {
-    // Some states may have names that say so, and others not: then the model loads without the others.
+    // If only some states have names that say so, the model loads without the others.
     let rest = without(signature, pairs);
     let mut found = state_pairs(&rest, &[], taken).unwrap_or_default();
     if !leaves_input(&rest, &found, taken) {
@@ -184,7 +184,7 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
-    // From the last one on, because models have their states after what requests carry and responses give.
+    // Starts with the last one, because models have their states after the inputs of requests and the outputs of responses.
     for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
         if let Some(index) = outputs.iter().rposition(|output| is_alike(output, input)) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });

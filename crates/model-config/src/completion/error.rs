@@ -88,7 +88,7 @@ fn no_pairs_text(inputs: &str, outputs: &str, proposed: &[StatePair], recurrence
     let mut text = format!(
         "no input and output of the model are named like the two ends of a state (inputs {inputs}; outputs {outputs}); "
     );
-    // A layer that carries a state from an input to an output says more than equal dims do.
+    // A layer that carries a state from an input to an output is stronger evidence than equal dims.
     let of_layers = recurrence.map(|of| ends_of_layers(&of.ends)).unwrap_or_default();
     if !of_layers.is_empty() {
         text += &format!("{of_layers}; else ");

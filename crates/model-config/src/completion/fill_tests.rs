@@ -35,7 +35,7 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<StatePair> {
 static NOTHING: LazyLock<(PartialConfig, Signature, Nodes)> =
     LazyLock::new(|| (PartialConfig::from_json(b"{}").unwrap(), signature(&[], &[]), Nodes::default()));
 
-/// What is known of a model that has these states and nothing special, without its configuration and its signature.
+/// The known facts about a model that has these states and nothing special, with an empty configuration and signature.
 fn known(pairs: &[StatePair]) -> Known<'_> {
     let (config, signature, nodes) = &*NOTHING;
     Known { config, signature, pairs, taken: &[], nodes, default_max_batch_size: 4, mixes_rows: false }

@@ -75,7 +75,7 @@ pub fn needed(signature: &Signature) -> Vec<(String, String)> {
 
 /// The models of the table that may have this signature.
 fn known(signature: &Signature) -> Vec<KnownModel> {
-    // A unit test reads the table.
+    // A unit test makes sure that the table can be read.
     let mut known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
     known.retain(|known| known.is(signature));
     known

@@ -55,7 +55,7 @@ pub fn state_pairs(signature: &Signature, patterns: &[PairPattern], taken: Taken
     if pairs.is_empty() {
         return Err(CompletionError::no_pairs(signature, taken));
     }
-    // Requests would carry nothing, so one of these is no state.
+    // If all of these were states, requests would carry nothing.
     let is_state = |info: &TensorInfo| pairs.iter().any(|pair| pair.input == info.name);
     if taken.by_requests.is_empty() && taken.otherwise.is_empty() && signature.inputs.iter().all(is_state) {
         return Err(CompletionError::NothingLeft { pairs: joined(&pairs, ", ") });
@@ -74,7 +74,7 @@ pub fn confirmed(signature: &Signature, by_name: Result<Vec<StatePair>>, taken: 
     if pairs.is_empty() {
         return Err(CompletionError::no_pairs(signature, taken));
     }
-    // Two searches have found them, and states are in the order of the model's inputs.
+    // The pairs come from two searches, and states must be in the order of the model's inputs.
     pairs.sort_by_key(|pair| signature.inputs.iter().position(|info| info.name == pair.input));
     Ok(pairs)
 }

@@ -73,7 +73,7 @@ impl Plan {
         warnings.extend(of_known);
         match from {
             PairsFrom::Parameter | PairsFrom::Description => warnings.extend(doubts::crossed(signature, &pairs)),
-            // Here a name has decided, so a second candidate may be the right one.
+            // Only a name has decided here, so a second candidate may be the right one.
             PairsFrom::Names => notes.extend(doubts::other_values(signature, &pairs)),
             PairsFrom::Shapes | PairsFrom::Conversion => {}
         }

@@ -144,7 +144,7 @@ impl StateStore {
     }
 }
 
-// A location for an error has nothing after its scheme, because a password may be there.
+// Errors show only the scheme of a location, because the rest may contain a password.
 fn hidden(text: &str) -> String {
     text.split_once(':').map_or_else(|| text.to_owned(), |(scheme, _)| format!("{scheme}:..."))
 }

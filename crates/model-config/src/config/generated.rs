@@ -74,7 +74,7 @@ pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedI
 
 /// The entries of a list, which spaces and commas separate, except within parentheses.
 fn entries(text: &str) -> impl Iterator<Item = &str> {
-    // The arguments of a call are separated in the same way as the entries.
+    // Spaces and commas also separate the arguments of a call.
     let mut depth = 0_usize;
     let separates = move |letter: char| {
         match letter {

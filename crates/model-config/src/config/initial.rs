@@ -48,7 +48,8 @@ pub struct InitialSources {
 }
 
 impl InitialSources {
-    /// Reads files in a model's folder `initial_state`. `files`: a state's name, for errors, and the name of its file.
+    /// Reads files in a model's folder `initial_state`. `files`: the name of each file, after the name of its state, which
+    /// errors show.
     pub fn read<'a>(
         repository: &Path,
         files: impl Iterator<Item = (&'a str, &'a str)>,
@@ -120,7 +121,7 @@ pub(super) fn initial_states(parameters: &Parameters) -> Result<Vec<(String, Ini
     })
 }
 
-/// Whether a path leads nowhere but into the folder that it starts from.
+/// Whether a path stays inside the folder that it starts from.
 pub(super) fn is_inside(name: &str) -> bool {
     // A configuration may name files in the model's folder, and no others (SECURITY.md).
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))

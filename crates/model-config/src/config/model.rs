@@ -1,6 +1,6 @@
-//! What the model is made of: its file in a version directory and how that is converted at load, or the graphs that are joined
-//! to it. And how ONNX Runtime runs it: the parameters of [`SessionOptions`] have the names that Triton's onnxruntime backend
-//! gives them, so that a configuration works with both.
+//! The parts of the model: its file in a version directory and the conversion of that file at load, or the graphs that are
+//! joined at load. Also the options for ONNX Runtime: the parameters of [`SessionOptions`] have the names that Triton's
+//! onnxruntime backend gives them, so that a configuration works with both.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -78,12 +78,12 @@ const LOW_LATENCY: &str = "low_latency_transformation";
 const OPEN_BATCH: &str = "open_batch";
 const CONST_INITIALIZER: &str = "use_const_initializer";
 
-/// What the configuration asks of the conversion. Axes are there as far as they are written.
+/// The conversions that the configuration asks for. The lists contain only axes that are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// `low_latency_transformation`: recurrences inside the model get states. The axes have the steps.
+    /// `low_latency_transformation`: recurrences inside the model get states. The list contains axes of steps.
     pub recurrences: Option<Vec<(String, usize)>>,
-    /// `open_batch`: a batch of 1 is opened. The axes are the batch.
+    /// `open_batch`: a batch of 1 is opened. The list contains axes of the batch.
     pub batch: Option<Vec<(String, usize)>>,
     /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of convolutions
     /// and pooling keeps its value.
@@ -128,7 +128,7 @@ pub struct Join {
 }
 
 impl Join {
-    /// `model_file` and `states`: what the configuration says of them, which must not mean another model than the joined one.
+    /// `model_file` and `states`: the settings of the configuration, which must not refer to another model than the joined one.
     pub(super) fn new(
         parameters: &Parameters,
         model_file: Option<&(&'static str, String)>,
@@ -150,7 +150,7 @@ impl Join {
         let search = |text: &str| Search::parse(text).map_err(|why| bad(SEARCH, text, why));
         let wires = parameters.text(WIRES).map(read).transpose()?.unwrap_or_default();
         let search = parameters.text(SEARCH).map(search).transpose()?;
-        // Triton writes this name into a configuration that names no file. Any other one would be the file of one graph.
+        // Triton writes this name into a configuration that names no file. Any other name would be the file of one graph.
         if let Some((source, name)) = model_file.filter(|(_, name)| name != TRITONS_NAME) {
             return Err(field(*source, format!("'{name}'"), "'join' lists the files: leave it out"));
         }

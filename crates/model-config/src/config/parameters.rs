@@ -83,7 +83,7 @@ pub(super) const OF_OWN_SCHEDULING: [&str; 12] = [
     "worker_count",
 ];
 
-/// Those of sequences that outlive their server, in the order in which an error names them.
+/// Parameters of sequences that outlive their server, in the order in which an error names them.
 pub(super) const OF_STATE_STORE: [&str; 7] = [
     "state_store",
     "durability",
@@ -197,8 +197,8 @@ impl Parameters {
         self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
 
-    /// The assignments of a parameter: `name=value` or `name=[value, value]`, separated by spaces or commas. A name that
-    /// stands alone has the value `alone`, if there is one. `read` makes something of each, or says what is wrong.
+    /// The assignments of a parameter: `name=value` or `name=[value, value]`, separated by spaces or commas. A name without a
+    /// value gets `alone`, if that is given. `read` converts each value, or says what is wrong.
     pub fn assigned<T>(
         &self,
         name: &'static str,
@@ -245,7 +245,7 @@ pub fn parameter_line(name: &str, value: &str) -> String {
 fn help(name: &str) -> Option<String> {
     let of_ovms =
         OVMS_OPTIONS.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map(|(_, help)| help.to_owned());
-    // The name of another server's option is no misspelling, whatever it resembles.
+    // An option of OpenVINO Model Server is not a misspelling, whatever it resembles.
     of_ovms.or_else(|| nearest(name).map(|known| format!("did you mean '{known}'?")))
 }
 
@@ -286,7 +286,7 @@ impl PairPattern {
     }
 }
 
-/// The text for which the `*` of a pattern stands in a name. A pattern without a `*` fits only the name that it is.
+/// The part of a name that the `*` of a pattern matches. A pattern without a `*` matches only the name that equals it.
 fn starred<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     match pattern.split_once('*') {
         None => (name == pattern).then_some(""),
@@ -321,7 +321,7 @@ impl Assigned {
         }
     }
 
-    /// The values, of which there is at least one.
+    /// The values. An empty list is an error.
     pub fn values(self, form: &str) -> Result<Vec<String>, String> {
         match self {
             Self::One(value) => Ok(vec![value]),
@@ -356,7 +356,7 @@ fn assignments(text: &str, form: &str, alone: Option<&str>) -> Result<Vec<(Strin
         if key.is_empty() || is_empty {
             return Err(form.to_owned());
         }
-        // Of two values for one tensor, the user wants one, and nothing says which.
+        // If one tensor has two values, nothing says which one the user wants.
         if assigned.iter().any(|(known, _)| known == key) {
             return Err(format!("'{key}' may be given once only"));
         }

@@ -268,7 +268,7 @@ impl PartialConfig {
             self.document["max_batch_size"] = json!(size);
         }
         if let Some(rows) = max_rows_per_run {
-            // Triton takes no parameters from a backend: in the document, only stateful-inspect shows this one.
+            // Triton takes no parameters from a backend, so only stateful-inspect shows this one from the document.
             self.parameters.set(MAX_ROWS_PER_RUN, rows.to_string());
             self.document["parameters"][MAX_ROWS_PER_RUN] = json!({ "string_value": rows.to_string() });
         }

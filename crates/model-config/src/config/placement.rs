@@ -133,7 +133,7 @@ fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str)
     Ok(())
 }
 
-/// How many sequences a pool has room for, and how that number came about.
+/// The number of sequences that a pool has room for, and the reason for that number.
 fn capacity(
     parameters: &Parameters,
     scheduling: &Scheduling,

@@ -276,7 +276,7 @@ fn make_private(parent: &Path) -> Result<PathBuf, String> {
     if metadata.uid() != user {
         return Err(failed(format!("belongs to user {}, and the server runs as user {user}", metadata.uid())));
     }
-    // An engine is code that the server runs, so nobody else may put one there.
+    // An engine is code that the server runs, so no other user may be able to put one there.
     if metadata.mode() & 0o022 != 0 {
         return Err(failed(format!("can be written by others (mode {:o})", metadata.mode() & 0o777)));
     }

@@ -14,10 +14,11 @@ use serde_json::Value;
 
 pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
-/// Why a configuration is refused. The texts go to whoever loads the model.
+/// Why a configuration is refused. The user who loads the model sees the texts.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    // A user can't cause it, because Triton has parsed the file: it is a bug here, or Triton has changed its format.
+    // A user can't cause this error, because Triton has already parsed the file. Either there is a bug here, or Triton has
+    // changed its format.
     #[error("the model configuration cannot be read: {0}")]
     Unreadable(#[from] serde_json::Error),
     #[error("parameter '{name}' is '{value}', but {allowed}")]

@@ -22,9 +22,9 @@ const MAX_SEQUENCES: usize = 500;
 pub const POLL_WAIT: &str = "sequence_cleaner_poll_wait_minutes";
 // As in OpenVINO Model Server.
 const SCANS_OF_OVMS: IdleRule = IdleRule::TwoScans(Duration::from_secs(300));
-// Whoever writes an option of OpenVINO Model Server expects its rule for idle sequences.
+// A user who writes an option of OpenVINO Model Server expects its rule for idle sequences.
 const OF_OVMS: [&str; 4] = ["stateful", "max_sequence_number", "idle_sequence_cleanup", POLL_WAIT];
-// A `sequence_batching` that is filled in has the same time, so a model behaves alike whoever schedules it.
+// Completion writes the same time into `sequence_batching`, so a model behaves alike with either scheduler.
 const IDLE_MS: u64 = 60_000;
 const LONGEST_WAIT_MS: u64 = 10_000;
 const MAX_QUEUED: usize = 100;
@@ -102,7 +102,7 @@ impl Padding {
 
 /// How much longer a sequence may be idle here than in core; at least `quiet`.
 pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration> {
-    // Its last request may still wait in core's queue, and would be refused if the sequence ended before.
+    // The last request of a sequence may still wait in core's queue. It would be refused if the sequence ended earlier.
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
     Ok(margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros).max(quiet).min(YEAR))
@@ -140,7 +140,7 @@ impl fmt::Display for OwnScheduling {
 }
 
 impl OwnScheduling {
-    /// `scans`: what the server's command line says of the time between two scans.
+    /// `scans`: the time between two scans from the server's command line.
     pub(super) fn new(parameters: &Parameters, scans: Option<IdleRule>) -> Result<Self> {
         let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
         let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
@@ -171,7 +171,7 @@ impl OwnScheduling {
     }
 }
 
-/// The rule with this time between two scans, in minutes; with 0, there are none. `None` if no clock can count the time.
+/// The rule for this time between two scans, in minutes. With 0, there are no scans. `None` if no clock can count the time.
 pub fn scans(text: &str) -> Option<IdleRule> {
     let minutes: f64 = text.trim().parse().ok()?;
     let period = Duration::try_from_secs_f64(60.0 * minutes).ok()?;
@@ -186,7 +186,7 @@ fn idle_rule(parameters: &Parameters, by_server: Option<IdleRule>) -> Result<Idl
     let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
     let timeout = parameters.number("sequence_idle_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
     let is_of_ovms = OF_OVMS.iter().any(|name| parameters.text(name).is_some());
-    // A time that is written for the model comes before OVMS's rule, and that before this backend's own default.
+    // A time that is written for the model overrides OVMS's rule, which overrides this backend's own default.
     Ok(match (timeout, scans) {
         (Some(timeout), _) => IdleRule::After(Duration::from_millis(timeout).min(YEAR)),
         _ if !cleanup => IdleRule::Never,

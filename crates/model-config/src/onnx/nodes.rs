@@ -79,7 +79,7 @@ fn batch_scale(model: &ModelProto) -> Option<String> {
         search_graph(graph, &HashSet::new(), &mut found);
     }
     for function in &model.functions {
-        // What a function takes differs from call to call, so none of it counts as constant.
+        // The inputs of a function differ from call to call, so none of them counts as constant.
         search(&function.node, HashSet::new(), &mut found);
     }
     let first = described(found.first()?);
@@ -131,7 +131,7 @@ fn constant_outputs(model: &ModelProto) -> Vec<String> {
     outputs.filter(|name| constants.contains(name)).map(str::to_owned).collect()
 }
 
-/// Adds what the nodes give in every run to what is constant. A graph lists its nodes in the order in which they run.
+/// Adds the outputs that are the same in every run to the constants. A graph lists its nodes in the order in which they run.
 fn with_constant_nodes<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>) -> HashSet<&'a str> {
     for node in nodes {
         // A subgraph may take what is not listed among the node's inputs.
@@ -169,7 +169,7 @@ fn search<'a>(nodes: &'a [NodeProto], outside: HashSet<&'a str>, found: &mut Vec
 fn what_is_lost(node: &NodeProto) -> Option<String> {
     let operator = node.op_type();
     let what = match operator {
-        // Their CUDA kernels copy to the host how long the output is.
+        // Their CUDA kernels copy the length of the output to the host.
         "Compress" | "NonMaxSuppression" | "NonZero" => "counts on the host what it finds",
         // Its CUDA kernel copies to the device from memory that it frees.
         "GatherND" => "copies from memory that ONNX Runtime frees after the first run",

@@ -18,7 +18,7 @@ pub struct TensorInfo {
     pub data_type: DataType,
     /// Dimensions; -1 is open. Empty for a scalar, and where the model says nothing about the rank.
     pub dims: Vec<i64>,
-    /// As many as `dims`: the names of the open dimensions, and empty texts.
+    /// An entry for each of `dims`: the name of an open dimension, or an empty text.
     pub symbols: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl Signature {
         self.outputs.iter().find(|info| info.name == name)
     }
 
-    /// Also of those with a default.
+    /// Includes inputs with a default.
     pub fn input_names(&self) -> Vec<&str> {
         self.inputs.iter().chain(&self.defaults).map(|info| info.name.as_str()).collect()
     }

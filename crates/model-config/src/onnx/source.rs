@@ -1,7 +1,7 @@
 //! Where a model is read from, and reading it without large weights.
 //!
-//! Rule of [`ModelSource::without_weights`]: no large weight is read or copied, however the file holds it. A model of many gigabytes takes
-//! no longer to look at than its nodes do.
+//! Rule of [`ModelSource::without_weights`]: no large weight is read or copied, however the file holds it. A model of many
+//! gigabytes takes no longer to read than its nodes do.
 
 use std::fmt;
 use std::fs::File;
@@ -17,9 +17,9 @@ use stateful_convert::onnx::schema::ModelProto;
 /// A model's file, or what was made of it or of several.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    /// The file, also of a converted model. Of a joined one, the folder of its graphs.
+    /// The model's file, even if the model is converted. For a joined model, the folder of its graphs.
     pub file: PathBuf,
-    /// What was done, and the model that is read in place of the file.
+    /// If the model is converted or joined, what was done, and the model that is read instead of the file.
     made: Option<(&'static str, Bytes)>,
 }
 
@@ -192,7 +192,7 @@ impl Buf for FileBytes {
             return;
         }
         let sought = self.file.seek_relative(count as i64);
-        // `Buf` can't return an error, so whoever has the file asks for it at the end.
+        // `Buf` can't return an error, so the owner of the file asks for the error at the end.
         self.error = match sought.and_then(|()| self.file.fill_buf()) {
             Ok([]) => Some(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => None,

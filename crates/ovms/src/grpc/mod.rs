@@ -53,7 +53,8 @@ pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Re
 
 /// Runs the connection and all its requests in one task, so that requests begin in the order in which they arrived.
 async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver<bool>) {
-    // Of this client alone: one that doesn't read its answers, or takes requests back, holds up no other.
+    // Each client has its own connection to Triton, so one that doesn't read its answers, or cancels requests, holds up no
+    // other.
     let triton = router.gateway.triton.connection();
     let service = service_fn(move |request| router.clone().answer(triton.clone(), request));
     let (sender, mut started) = mpsc::unbounded_channel();
@@ -64,11 +65,11 @@ async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver
         // A client that vanishes sends no reset, so only an unanswered ping ends its connection.
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
-        // So large that a client can send a tensor of some MiB without waiting for permission to go on.
+        // So large that a client can send a tensor of some MiB without waiting for permission to continue.
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_MAX)
-        // As many as may run: a client may take all of its requests back at once.
+        // As many as may run, because a client may cancel all of its requests at once.
         .max_pending_accept_reset_streams(STREAMS_MAX as usize)
         .max_local_error_reset_streams(STREAMS_MAX as usize);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -80,7 +81,7 @@ async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver
                 if let Err(error) = result {
                     log::debug!("gRPC connection: {error}");
                 }
-                // Requests that wait have lost their client, and are dropped.
+                // The client of the waiting requests has gone, so they are dropped.
                 return;
             }
             Some(request) = started.recv() => requests.push(request),

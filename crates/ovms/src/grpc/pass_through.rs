@@ -78,7 +78,7 @@ pub async fn answer(gateway: Arc<Gateway>, triton: Channel, mut request: Request
 
 type Answered = Result<Response<Body>, tonic::transport::Error>;
 
-/// Makes a call, also if this future is dropped.
+/// Makes a call, and finishes it even if this future is dropped.
 async fn finished(call: impl Future<Output = Answered> + Send + 'static) -> Answered {
     // tritonserver 24.10 can crash when unary calls are cancelled.
     let (sender, receiver) = oneshot::channel();

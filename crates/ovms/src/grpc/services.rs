@@ -50,7 +50,7 @@ impl Services {
             None => answer.await,
         };
         let code = result.as_ref().err().map_or(Code::Ok, |failure| failure.code);
-        // Only now, because the request itself may have made the model known.
+        // The model is looked up only now, because the request itself may have made it known.
         counted.finish(if self.gateway.models.is_known(model) { model } else { "" }, code);
         Ok(Response::new(result?))
     }
@@ -83,7 +83,7 @@ impl PredictionService for Services {
         let (metadata, _, request) = request.into_parts();
         let spec = request.model_spec.clone().unwrap_or_default();
         let run = async {
-            // In here, so that requests that are refused are counted, too.
+            // Checked inside `run`, so that refused requests are also counted.
             if request.model_spec.is_none() {
                 return Err(Failure::invalid("model_spec missing in request"));
             }
@@ -160,7 +160,7 @@ fn answered_spec(name: &str, version: i64) -> ModelSpec {
 }
 
 fn specials(inputs: &BTreeMap<String, TensorProto>) -> Specials {
-    // As in OVMS, neither the declared type counts, nor bytes in tensor_content, only the field of the type.
+    // As in OVMS, only the field of the type counts, not the declared type and not bytes in tensor_content.
     let special = |name| inputs.get(name).map(|proto| (proto, dimensions(proto.tensor_shape.as_ref())));
     Specials {
         sequence_id: special(SEQUENCE_ID).map(|(proto, shape)| Special::new(shape, &proto.uint64_val)),
@@ -172,7 +172,7 @@ fn tensors(inputs: &BTreeMap<String, TensorProto>, signature: &Signature) -> Res
     let mut expansion = Expansion::new();
     let data = inputs.iter().filter(|(name, _)| !signature.has_special(name));
     let tensors = data.map(|(name, proto)| {
-        // Before its values take memory: a few bytes of a client may stand for many elements.
+        // The name is checked before the values take memory, because a few bytes of a client may stand for many elements.
         signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
         Ok((name.clone(), Tensor::from_proto(name, proto, &mut expansion)?))
     });
@@ -191,7 +191,7 @@ fn response(spec: &ModelSpec, prediction: Prediction) -> PredictResponse {
         };
         outputs.insert(SEQUENCE_ID.to_owned(), proto);
     }
-    // With the version that answered, because a client that asks for the latest one can't know it otherwise.
+    // The response names the version that answered, because a client that asks for the latest one can't know it otherwise.
     let mut model_spec = answered_spec(&spec.name, prediction.version);
     model_spec.signature_name.clone_from(&spec.signature_name);
     PredictResponse { outputs, model_spec: Some(model_spec) }

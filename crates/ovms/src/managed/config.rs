@@ -269,7 +269,7 @@ impl ModelOptions {
 impl Model {
     fn entry(self, folder: &Path, cleaner_minutes: Option<u32>) -> Result<Entry, String> {
         check_name(&self.name)?;
-        // Before the others, whose texts are about models with states.
+        // This is checked before the others, whose texts are about models with states.
         self.check_stateful()?;
         self.check_shape()?;
         self.check_refused()?;
@@ -285,7 +285,7 @@ impl Model {
             return Err(format!("nireq and NUM_STREAMS ask for {workers} threads: at most {WORKERS_MAX}"));
         }
         let parameters = [
-            // Of use only by its presence: the backend then has OVMS's rule for idle sequences.
+            // Only its presence matters: the backend then has OVMS's rule for idle sequences.
             ("stateful", Some("true".to_owned())),
             ("idle_sequence_cleanup", self.idle_sequence_cleanup.map(|cleanup| cleanup.to_string())),
             ("low_latency_transformation", self.low_latency_transformation.map(|low_latency| low_latency.to_string())),

@@ -54,9 +54,9 @@ struct Models {
 /// The results of the last update. Requests read them here, because they must not wait for a running update.
 #[derive(Debug, Default)]
 struct Shown {
-    /// All that are configured. Those that are not served have the reason: from the configuration, or from the last load.
+    /// All configured models. A model that is not served has the reason, from the configuration or from the last load.
     models: BTreeMap<String, Option<String>>,
-    /// Where the files of those models are that are right.
+    /// The files of the models whose entries are right.
     base_paths: BTreeMap<String, PathBuf>,
 }
 
@@ -84,7 +84,7 @@ impl Managed {
         }
     }
 
-    /// All configured models, and why those are not served that aren't.
+    /// All configured models, with the reason for each one that is not served.
     pub fn models(&self) -> BTreeMap<String, Option<String>> {
         self.0.shown.read().models.clone()
     }
@@ -97,7 +97,7 @@ impl Managed {
         }
     }
 
-    /// Loads the models for the first time. What is wrong is logged, and does not keep the others from being served.
+    /// Loads the models for the first time. Problems are logged, and do not keep other models from being served.
     pub async fn load(&self) {
         let _ = self.update(false).await;
     }
@@ -123,8 +123,8 @@ impl Managed {
 }
 
 impl Inner {
-    /// `asked`: a client has asked for it, so loads that failed are tried again. The error says why the configuration can't
-    /// be read.
+    /// `asked`: a client has asked for the update, so loads that failed are tried again. The error says why the configuration
+    /// can't be read.
     async fn update(&self, asked: bool) -> Result<Update, String> {
         let mut models = self.models.lock().await;
         let source = self.source.clone();

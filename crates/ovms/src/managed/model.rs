@@ -105,7 +105,7 @@ impl Model {
                 self.served = Some(wanted);
                 return true;
             };
-            // Triton's error is about the model as a whole. The reasons of its versions are in the index, also old ones.
+            // Triton's error is about the model as a whole. The index has the reasons of its versions, including old reasons.
             let mut reasons = failed_versions(&self.triton, &name).await;
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
@@ -115,7 +115,7 @@ impl Model {
                 Some(before) => format!("{before}; {failure}"),
                 None => failure,
             });
-            // Without a version to blame, there is none to leave out in another turn.
+            // If no version is to blame, another turn has none to leave out.
             if reasons.is_empty() {
                 return self.restore().await;
             }
@@ -150,7 +150,7 @@ impl Model {
         served.is_some()
     }
 
-    /// Makes the folder match what Triton serves again, which has not changed.
+    /// Makes the folder match again what Triton still serves.
     async fn restore(&self) -> bool {
         match &self.served {
             None => remove(&self.folder).await,

@@ -1,7 +1,7 @@
 //! The models' folders: what is in `base_path`, and the folder that Triton reads.
 //!
-//! Triton's folder has a link to each version that is served, so what is in `base_path` stays as it is, and a version that
-//! isn't served can't be loaded.
+//! Triton's folder contains a link to each version that is served, so `base_path` never changes, and a version that isn't
+//! served can't be loaded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ pub struct Found {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// What is linked: the path in the model's folder, and the target.
+    /// The links: the path in the model's folder, and the target.
     links: BTreeMap<PathBuf, PathBuf>,
     files: BTreeMap<PathBuf, Stamp>,
 }
@@ -114,8 +114,8 @@ fn find_folder(name: &str, entry: &Entry) -> Result<Found, String> {
     Ok(Found { all: Wanted { config, versions, others }, left_out })
 }
 
-/// The text of config.pbtxt for Triton: what the entry says, and what `added`, a config.pbtxt in `base_path`, adds. What both
-/// say must be the same. The backend fills in the rest from the model.
+/// The text of config.pbtxt for Triton: the settings of the entry, and those of `added`, a config.pbtxt in `base_path`. A
+/// setting that is in both must be the same. The backend fills in the rest from the model.
 fn config(name: &str, entry: &Entry, added: Option<&str>) -> Result<String, String> {
     let mut config = match added {
         Some(text) => stateful_pbtxt::read(text)?,
@@ -210,7 +210,7 @@ fn names(folder: &Path) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(wrong)? {
         if let Ok(name) = entry.map_err(wrong)?.file_name().into_string()
-            // Kubernetes' own links begin so. What they lead to has other names beside them.
+            // Kubernetes' own links begin with two dots. The folder has other names for their targets.
             && !name.starts_with("..")
         {
             names.push(name);
@@ -296,12 +296,12 @@ impl Wanted {
         }
         let time = later_than(newest(folder, DEPTH_MAX));
         if anew {
-            // Triton reloads a version if the newest time of its files and of those beside the versions has grown, which
-            // is not so if an older file has taken a file's place.
+            // Triton reloads a version if the newest time of its files and of those beside the versions has grown. That time
+            // does not grow if an older file has replaced a file.
             put(&folder.join(WRITTEN), "", time)?;
         }
-        // Triton looks at the versions at all if any time in the folder has grown, so this file, which counts for no
-        // version, always gets the newest one.
+        // Triton looks at the versions only if any time in the folder has grown. This file counts for no version, so it always
+        // gets the newest time.
         put(&folder.join(CONFIG), &self.config, time)
     }
 }

@@ -93,8 +93,8 @@ pub fn launcher() -> Option<ExitCode> {
 }
 
 impl Server {
-    /// Starts tritonserver with an empty repository in `repository`, and waits until it answers. To be called in the main
-    /// thread, because the kernel ends the process with the thread that started it.
+    /// Starts tritonserver with an empty repository in `repository`, and waits until it answers. Must be called in the main
+    /// thread, because the kernel ends tritonserver with the thread that started it.
     pub async fn start(options: &ServerOptions, repository: &Path) -> Result<Self, String> {
         let program = find_tritonserver(options.tritonserver.as_deref())?;
         let backends = find_backends(options.backend_directory.as_deref())?;
@@ -144,7 +144,8 @@ impl Server {
             Ok(status) => status,
             Err(error) => return Ended::from(format!("tritonserver is lost: {error}")),
         };
-        // As a shell gives it. Not 0, also if tritonserver ended well: the gateway was not asked to end.
+        // The code that a shell would give. It is never 0, even if tritonserver ended well, because the gateway was not asked
+        // to end.
         let code = status.code().or_else(|| Some(128 + status.signal()?)).and_then(|code| u8::try_from(code).ok());
         Ended { code: code.unwrap_or(EXIT_FAILURE).max(EXIT_FAILURE), text: format!("tritonserver ended: {status}") }
     }

@@ -21,7 +21,7 @@ use order::Turn;
 use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
 const ANSWERED_ID: &str = "stateful_sequence_id";
-/// The parameter of requests with their longest wait in Triton in microseconds.
+/// The parameter of requests for their longest wait in Triton, in microseconds.
 const TIMEOUT: &str = "timeout";
 /// The largest message that Triton takes.
 const REQUEST_BYTES_MAX: usize = i32::MAX as usize;
@@ -45,7 +45,8 @@ pub struct Call<'a> {
     pub version: Version,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// A failure if the request could not be read. As OVMS checks the model first, it is reported only if that exists.
+    /// A failure if the request could not be read. OVMS checks the model first, so the failure is reported only if the model
+    /// exists.
     pub specials: Result<Specials, Failure>,
     /// The outputs that are wanted; all if empty.
     pub filter: &'a [String],
@@ -122,7 +123,8 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
     let mut outputs = Vec::new();
     for name in call.filter {
         if signature.is_stateful() && name == SEQUENCE_ID {
-            // Each response has it. Triton's model need not list it, because a parameter of the answer brings the id.
+            // Each response has this output. Triton's model need not list it, because the id comes in a parameter of the
+            // answer.
             continue;
         }
         if !signature.outputs.iter().any(|output| output.name == *name) {
@@ -197,7 +199,7 @@ fn prediction(
 fn may_come_from_an_old_signature(failure: &Failure) -> bool {
     let refused = match failure.code {
         Code::InvalidArgument | Code::NotFound => true,
-        // Other requests that end so may have run: the connection broke before their answer.
+        // Other requests with this code may have run: the connection broke before their answer.
         Code::Unavailable => failure.message.starts_with(NOT_SERVED),
         _ => false,
     };
@@ -210,7 +212,7 @@ fn may_come_from_an_old_signature(failure: &Failure) -> bool {
 
 /// A failure of an inference as OVMS would put it.
 fn translate(failure: Failure) -> Failure {
-    // Core puts this in front of some texts, because the gateway's requests have no id.
+    // Core puts this before some texts, because the gateway's requests have no id.
     let message = failure.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&failure.message);
     let message = in_ovms_words(message).unwrap_or_else(|| message.to_owned());
     Failure { message, ..failure }

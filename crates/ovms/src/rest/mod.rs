@@ -95,7 +95,7 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         return response;
     }
     if path == Path::Metrics {
-        // Not counted, or each look at the figures would change them.
+        // This request is not counted, because then each look at the figures would change them.
         return text(StatusCode::OK, OPEN_METRICS, gateway.metrics.text());
     }
     let counted = gateway.metrics.request(Method { api, method });
@@ -198,7 +198,7 @@ async fn reload(gateway: &Gateway) -> Result<Response<Body>, Failure> {
         return Err(Failure::new(Code::Unimplemented, text));
     };
     let reloaded = managed.reload().await;
-    // Also after an error, because other models may have been loaded again.
+    // The known models are forgotten even after an error, because other models may have been loaded again.
     gateway.models.clear();
     let changed = reloaded.map_err(|failure| {
         let text = format!("Reloading config file failed. Check server logs for more info. {}", failure.message);

@@ -66,7 +66,7 @@ impl<'a> Request<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self, Failure> {
         // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
         let not_json = |error: serde_json::Error| Failure::invalid(format!("{NOT_JSON} - Error: {error}"));
-        // Only found, not parsed into values: the types of the numbers are the model's, which isn't known yet.
+        // The values are located but not parsed, because the model decides the types of the numbers, and it isn't known yet.
         let value: &RawValue = serde_json::from_slice(body).map_err(not_json)?;
         if !value.get().starts_with('{') {
             return Err(Failure::invalid(NO_OBJECT));
@@ -187,12 +187,12 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The values of each name in objects, in the order in which the names come first.
+/// The values of each name in objects, in the order in which the names first occur.
 fn named<'a>(
     objects: impl IntoIterator<Item = Result<Members<'a>, Failure>>,
 ) -> Result<Vec<(String, Vec<&'a RawValue>)>, Failure> {
     let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
-    // Looking through the names instead would let a body with many of them take the square of their number.
+    // A search through all names would take time that grows with the square of their number, and a body can have many names.
     let mut places = HashMap::new();
     for object in objects {
         for (name, value) in object?.0 {

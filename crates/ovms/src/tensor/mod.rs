@@ -39,8 +39,8 @@ impl Tensor {
         }
     }
 
-    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
-    /// single value there stands for all elements, within what `expansion` has left.
+    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A single
+    /// value there stands for all elements, as far as `expansion` allows.
     pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
         let wrong = |text: &str, details: String| Failure::invalid(format!("{text} - {details}; input name: {name}"));
         let data_type = from_tensorflow(proto.dtype)

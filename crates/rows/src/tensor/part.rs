@@ -147,7 +147,7 @@ impl WindowLayout {
 }
 
 /// Steps of a row of a batch that are padding. A batch is as long as its longest row. In a shorter row, the missing steps may
-/// be in front of the row's own steps, between them or behind them. Alone, the row has no gap.
+/// be before the row's own steps, between them or after them. Alone, the row has no gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
     pub from: usize,
@@ -166,7 +166,7 @@ impl Gap {
     }
 }
 
-/// Where the padding of rows is that are shorter than their batch.
+/// The side of the padding in rows that are shorter than their batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaddingSide {
     Left,

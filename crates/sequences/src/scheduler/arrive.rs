@@ -312,7 +312,7 @@ impl<R> Scheduler<R> {
         }
         self.placed += 1;
         self.last_success.insert(lane, now);
-        // It was closed when it was parked.
+        // The sequence was closed when it was parked.
         self.closing.remove(&id, lane);
         self.by_id.insert(id, lane);
         Ok(lane)

@@ -55,7 +55,7 @@ enum Phase {
     Running,
     /// It begins with the state of another sequence, which has requests to run before.
     Cloning,
-    /// It has a place, and is looked for in the store, or entered there.
+    /// It has a place, and is being looked up in the store or entered there.
     LookedUp,
 }
 

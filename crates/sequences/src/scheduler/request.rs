@@ -1,4 +1,4 @@
-//! What the caller gives the scheduler, and what it gets: rules, requests and refusals.
+//! The values that the caller gives to the scheduler and gets from it: rules, requests and refusals.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Rules {
     pub looks_up: bool,
     /// A START waits until its sequence has been entered in the store.
     pub enters_starts: bool,
-    /// The number at which the ids begin that START gets if it has none.
+    /// The first id that the scheduler gives to a START without one.
     pub first_id: u64,
 }
 
@@ -38,9 +38,9 @@ pub struct Parking {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDuplicateStart {
-    /// It is refused. The sequence goes on.
+    /// The START is refused. The sequence continues.
     Reject,
-    /// It begins a new sequence, or is refused. The old one is over when its queued requests have run.
+    /// The START begins a new sequence, or is refused. The old sequence is over when its queued requests have run.
     Restart,
 }
 
@@ -58,9 +58,10 @@ pub enum IdleRule {
 /// When an id that the scheduler gave may be given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdReuse {
-    /// After all other numbers, so that a late request of one client doesn't reach the sequence of another.
+    /// An id is given again only after all other numbers, so that a late request of one client doesn't reach another's
+    /// sequence.
     Last,
-    /// With the next START, if it was the last one given and its sequence is over, as OpenVINO Model Server does.
+    /// The next START gets the id again, if it was the last one given and its sequence is over, as in OpenVINO Model Server.
     AtOnce,
 }
 
@@ -171,7 +172,7 @@ fn named(id: Option<&SequenceId>) -> String {
     id.map_or(String::new(), |id| format!(" {id}"))
 }
 
-/// When a sequence ends whose client is gone, and which parameter says so.
+/// When a sequence ends if its client is gone, and which parameter says so.
 fn without_end(idle: IdleRule) -> String {
     match idle {
         IdleRule::Never => {

@@ -148,7 +148,7 @@ impl<S, C, H> Records<S, C, H> {
             is_only_one,
             failed: false,
         };
-        // Without a free slot, another slab could not be made, or no more slots may exist.
+        // If no slot is free, either another slab could not be made, or no more slots may exist.
         let may_grow = self.pool.next_slab_slots() > 0;
         let none = if may_grow { Refusal::Memory(()) } else { Refusal::Full { capacity: self.pool.capacity() } };
         self.pool.acquire(record).ok_or(none)

@@ -1,8 +1,8 @@
-//! Nodes of a search in the making: those of CTC, and what packs the tokens of each row to the left. Each is named after its
-//! output.
+//! Builds the nodes of a search: the nodes of CTC, and the nodes that pack the tokens of each row to the left. Each node is
+//! named after its output.
 //!
-//! Rule: how wide the outputs are depends on the number of frames only. Else the width of a row's answer would tell how many
-//! tokens its neighbours have.
+//! Rule: the width of the outputs depends on the number of frames only. Otherwise the width of a row's answer would tell how
+//! many tokens its neighbours have.
 
 use super::options::{FRAMES, LAST, LAST_NEXT, LENGTHS, SEARCH, TOKENS};
 use super::plan::CtcPlan;
@@ -47,8 +47,8 @@ impl Nodes {
     }
 }
 
-/// The greedy search of CTC: the best token of each frame, without blanks and without repeats. The last frame's token is a state,
-/// so that a repeat across chunks counts once.
+/// The greedy search of CTC: the best token of each frame, without blanks and repeats. The last frame's token is a state, so
+/// that a repeat across chunks counts once.
 pub fn add_ctc(graph: &mut GraphProto, plan: &CtcPlan) {
     let mut nodes = Nodes::default();
     graph.initializer.push(int64s("search.blank", &[1], &[plan.blank]));
@@ -70,8 +70,8 @@ pub fn add_ctc(graph: &mut GraphProto, plan: &CtcPlan) {
     graph.node.append(&mut nodes.0);
 }
 
-/// Adds the outputs of a search: of `tokens` and `frames` `[rows, turns]`, those that `found` marks; and what fills rows up to
-/// `width`.
+/// Adds the outputs of a search: the entries of `tokens` and `frames` (both `[rows, turns]`) that `found` marks, with rows
+/// filled up to `width`.
 pub fn pack(nodes: &mut Nodes, [tokens, frames]: [&str; 2], found: &str, width: &str) {
     let number = DataType::Int64.into();
     let ones = nodes.cast("found_ones", found, number);

@@ -1,4 +1,4 @@
-//! Which tensors of the graphs that a search runs are what.
+//! The roles of tensors in the graphs that a search runs.
 
 use super::options::{Search, SearchKind};
 use crate::batch::{is_batch_name, is_made_up};
@@ -9,8 +9,8 @@ use crate::onnx::schema::ValueInfoProto;
 use crate::onnx::{DataType, Dim, bracketed, is_float};
 use crate::pairs::StatePair;
 
-// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes
-// more frames behind the token that it finds.
+// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes more
+// frames after the token that it finds.
 const WINDOW: i64 = 4;
 const MOST_CONTEXT: i64 = 1024;
 
@@ -64,7 +64,7 @@ pub struct Tokens {
     /// The input is `[rows]`, without an axis for tokens.
     pub is_flat: bool,
     pub context: i64,
-    /// The input of their number, and its type.
+    /// The input for the number of tokens, and its type.
     pub lengths: Option<(String, i32)>,
 }
 

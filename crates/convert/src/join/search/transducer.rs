@@ -121,7 +121,7 @@ fn repeated(number: usize) -> String {
     format!("{SEARCH}.predicted_{number}")
 }
 
-/// What the loop gets: the most turns, and zero for each row.
+/// The inputs of the loop: the most turns, and zero for each row.
 fn before_loop(graph: &mut GraphProto, nodes: &mut Nodes, plan: &TransducerPlan) -> [String; 2] {
     let elem = graph.output.iter().find(|value| value.name() == plan.frames).map_or(1, ValueInfoProto::elem);
     let offsets: Vec<i64> = (0..plan.window).collect();
@@ -232,7 +232,7 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[PredictorState], logi
     body(plan, nodes, states, rows)
 }
 
-/// The first frame of the window whose best token isn't blank: its position in the window, its number, and whether there is one.
+/// The first frame of the window whose best token isn't blank: its position in the window, its number, and whether it exists.
 /// Makes `search.token_of_turn` and `search.frame_of_turn`.
 fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> [String; 3] {
     let best = nodes.with("ArgMax", "best", &[logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
@@ -292,7 +292,7 @@ fn body(plan: &TransducerPlan, nodes: Nodes, states: &[PredictorState], rows: &D
 /// The next position: that of the token, as long as its frame has room for more, or behind the window.
 fn next_by_token(nodes: &mut Nodes, [first, frame, is_hit]: [&str; 3], several: bool) -> String {
     let behind = nodes.add("Add", "behind_window", &["search.t", "search.window"]);
-    // A row that is through waits at the end of the chunk for the others.
+    // A row that is finished waits at the end of the chunk for the others.
     let behind = nodes.add("Min", "behind", &[&behind, "search.count"]);
     let next = if several {
         let skipped = nodes.add("Squeeze", "first_row", &[first, "search.1"]);
