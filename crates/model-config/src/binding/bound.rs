@@ -1,4 +1,5 @@
-//! What the tensors of a model are for.
+//! What the tensors of a model are for, and the parts of an input that a sequence keeps from one request to the next:
+//! contexts, and elements that windows leave over.
 
 use std::ffi::CString;
 use std::fmt;
@@ -7,8 +8,7 @@ use std::num::NonZeroUsize;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Dims, Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
 
-use super::context::{BoundContext, BoundWindow};
-use super::shapes::ShapeForm;
+use super::fit::ShapeForm;
 use crate::config::{FirstRequest, Flag};
 use crate::onnx::TensorInfo;
 
@@ -208,6 +208,79 @@ impl RequestInput {
     pub fn window_axis(&self) -> Option<usize> {
         // If both exist, they are the same axis: `WrittenContext::check_padding` has made sure of that.
         self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
+    }
+}
+
+/// The end of a sequence's last request, kept for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundContext {
+    pub axis: usize,
+    /// Steps along it.
+    pub length: usize,
+    pub first: FirstRequest,
+    /// Bytes that are kept: the steps, and one more byte if an absent context differs from zeros. That byte says whether the
+    /// context is there.
+    pub bytes: usize,
+    /// Its number in the slot (`Binding::slot`).
+    pub slot_entry: usize,
+}
+
+impl BoundContext {
+    /// Whether a sequence without a context differs from one whose context is zeros.
+    pub fn can_be_absent(&self) -> bool {
+        self.first != FirstRequest::Zeros
+    }
+
+    /// The fewest steps that a request must carry, and the exact number, if it is known. `of_model`: the model's dimension.
+    /// Decoding has checked what is the same for all requests.
+    pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
+        match (self.first, is_first) {
+            (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
+            // There must be an element to repeat.
+            (FirstRequest::Repeat, true) => (1, None),
+            (FirstRequest::Whole, is_first) => {
+                let in_front = self.in_front(is_first);
+                (self.length - in_front, usize::try_from(of_model).ok().map(|dim| dim - in_front))
+            }
+        }
+    }
+
+    pub fn in_front(&self, is_first: bool) -> usize {
+        if is_first && self.first == FirstRequest::Whole { 0 } else { self.length }
+    }
+
+    /// The steps in the kept bytes; `None` if they are absent, as at the start of a sequence.
+    pub fn steps<'a>(&self, kept: &'a [u8]) -> Option<&'a [u8]> {
+        if !self.can_be_absent() {
+            return Some(kept);
+        }
+        kept.split_last().and_then(|(&is_there, steps)| (is_there != 0).then_some(steps))
+    }
+
+    /// Marks in the kept bytes that the steps are there.
+    pub fn mark(&self, kept: &mut [u8]) {
+        if let Some(is_there) = kept.last_mut().filter(|_| self.can_be_absent()) {
+            *is_there = 1;
+        }
+    }
+}
+
+/// The windows of an input that requests bring in any length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundWindow {
+    pub axis: usize,
+    /// New elements of a window along it.
+    pub length: usize,
+    pub element_bytes: usize,
+    /// Whether zeros fill up the last window at END.
+    pub pads: bool,
+}
+
+impl BoundWindow {
+    /// The number of elements that a window takes from requests. `is_first`: no window of the sequence has left a context.
+    pub fn taken(&self, context: Option<BoundContext>, is_first: bool) -> usize {
+        // With ':whole', the first window also takes the elements in the place where a later window has its context.
+        self.length + context.map_or(0, |context| context.length - context.in_front(is_first))
     }
 }
 

@@ -8,44 +8,37 @@
 
 mod bound;
 mod checks;
-mod context;
-mod elements;
-mod error;
-mod feeds;
+mod fit;
 mod generated;
 mod initial;
+mod inputs;
 mod model;
-mod repeat;
-mod requests;
-mod shapes;
+mod outputs;
 mod state_api;
 mod states;
-mod windows;
+mod steps;
 
 pub use bound::{
-    BoundControl, BoundInput, BoundOutput, BoundState, Counter, Gathered, Generated, GrowingAxis, Initial,
-    InitialContent, InputAxis, NewLength, RequestInput, Source, StatePlace, StepsMultiple, TrimBy,
+    BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, BoundWindow, Counter, Gathered, Generated,
+    GrowingAxis, Initial, InitialContent, InputAxis, NewLength, RequestInput, Source, StatePlace, StepsMultiple,
+    TrimBy,
 };
-pub use context::{BoundContext, BoundWindow};
-pub use error::BindingError;
+pub use fit::{BindingError, ShapeForm};
 pub use generated::{RowValues, generated_value, largest_whole};
-pub use initial::{InitialModel, InitialOutput};
-pub use model::{Binding, InputSpec, OutputSpec, StepSpec};
-pub use repeat::{BoundFeed, BoundRepeat, BoundStop};
-pub use shapes::ShapeForm;
+pub use model::{Binding, InitialModel, InitialOutput, InputSpec, OutputSpec, StepSpec};
 pub use state_api::{StateApi, StateTensor};
 pub use states::GrowingPadding;
-pub use windows::MostSteps;
+pub use steps::{BoundFeed, BoundRepeat, BoundStop, MostSteps};
 
 pub use crate::config::Flag;
 
 #[cfg(test)]
 mod feature_tests;
 #[cfg(test)]
-mod feeds_tests;
-#[cfg(test)]
 mod generated_tests;
 #[cfg(test)]
-mod tests;
+mod inputs_tests;
 #[cfg(test)]
-mod windows_tests;
+mod steps_tests;
+#[cfg(test)]
+mod tests;

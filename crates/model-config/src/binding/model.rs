@@ -1,23 +1,21 @@
 //! A model whose tensors are bound: what feeds each of its inputs and what each output is for, or the first thing that
-//! doesn't fit; what a step feeds and fetches; and questions about that.
+//! doesn't fit; what a step feeds and fetches; and questions about that. Beside it, the model for initial states.
 
 use rows::layout::SlotLayout;
 use rows::tensor::{DataType, StorageType, element_count};
 
 use super::bound::{
-    BoundInput, BoundOutput, BoundState, Counter, Generated, Initial, RequestInput, Source, StatePlace, TrimBy,
+    BoundContext, BoundInput, BoundOutput, BoundState, BoundWindow, Counter, Generated, Initial, InitialContent,
+    RequestInput, Source, StatePlace, TrimBy,
 };
-use super::context::{BoundContext, BoundWindow};
-use super::error::{BindingError, Result, names};
-use super::feeds::{Feeds, feed_without_requests};
+use super::fit::{BindingError, Listed, Result, check_type, describe, names};
 use super::generated::feed_generated;
-use super::repeat::{BoundRepeat, bind_repeat};
-use super::requests::{bind_trims, request_input, response_output};
-use super::shapes::{Listed, find_output};
+use super::inputs::{Feeds, feed_without_requests, request_input};
+use super::outputs::{bind_trims, listed_outputs};
 use super::states::{GrowingPadding, StateBinder, bind_growing_padding};
-use super::windows::{MostSteps, bound_steps, check_ends};
+use super::steps::{BoundRepeat, MostSteps, bind_repeat, bound_steps, check_ends};
 use crate::config::{Config, Context, INPUT_WINDOWS, InitialSources, StatePair, Window};
-use crate::onnx::{Signature, TensorInfo, open_axes};
+use crate::onnx::{Signature, TensorInfo, agree, all_agree, open_axes};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]
@@ -112,6 +110,12 @@ impl Binding {
     pub fn set_initial(&mut self, initial: Vec<Option<Initial>>) {
         for (state, initial) in self.states.iter_mut().zip(initial) {
             state.initial = initial.unwrap_or_else(|| state.initial.clone());
+        }
+    }
+
+    pub fn set_initial_from_model(&mut self, model: &InitialModel) {
+        for output in &model.outputs {
+            self.states[output.state].initial.content = InitialContent::Model;
         }
     }
 
@@ -277,7 +281,7 @@ const HOST_INPUT: usize = 64;
 impl InputSpec {
     /// Whether a dimension other than the batch's is open.
     pub fn varies(&self) -> bool {
-        self.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != self.batch_axis)
+        !open_axes(&self.dims, self.batch_axis).is_empty()
     }
 
     /// Whether it stays on the host, though the model runs on a device. Not an input with a batch: its rows may be in memory of
@@ -295,12 +299,12 @@ fn trim_lengths(outputs: &[BoundOutput]) -> Vec<usize> {
     outputs.iter().filter_map(lengths).collect()
 }
 
-pub(super) fn input_spec(input: &BoundInput) -> InputSpec {
+fn input_spec(input: &BoundInput) -> InputSpec {
     let BoundInput { name, data_type, batch_axis, dims, source } = input.clone();
     InputSpec { name, data_type, batch_axis, dims, is_given: matches!(source, Source::State(_)) }
 }
 
-pub(super) fn output_spec(output: &BoundOutput, is_read: bool, stays: bool) -> OutputSpec {
+fn output_spec(output: &BoundOutput, is_read: bool, stays: bool) -> OutputSpec {
     let BoundOutput { name, data_type, batch_axis, dims, .. } = output.clone();
     OutputSpec { name, data_type, batch_axis, dims, is_read, stays }
 }
@@ -327,25 +331,6 @@ fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayou
     SlotLayout::new(&sizes)
 }
 
-fn listed_outputs(
-    config: &Config,
-    pairs: &[StatePair],
-    constant_outputs: &[String],
-    signature: &Signature,
-    batch_symbol: Option<&str>,
-) -> Result<Vec<BoundOutput>> {
-    let has_no_batch = |info: &TensorInfo| {
-        let pair = pairs.iter().find(|pair| pair.output == info.name);
-        let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
-        constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
-    };
-    let outputs = config.outputs.iter().map(|tensor| {
-        let info = find_output(signature, &tensor.name, "'output'")?;
-        response_output(Listed { config, tensor, info, batch_symbol }, has_no_batch(info))
-    });
-    outputs.collect()
-}
-
 fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<()> {
     let initial = config.states.initial.iter().map(|(name, _)| ("initial_states", name));
     let dims = config.states.dims.iter().map(|state| ("state_dims", &state.name));
@@ -369,4 +354,83 @@ fn check_listed<'a>(
 ) -> Result<()> {
     let Some((parameter, name)) = named.find(|(_, name)| !has.contains(&name.as_str())) else { return Ok(()) };
     Err(BindingError::Unlisted { parameter, name: name.clone(), side, has: names(has) })
+}
+
+/// How the model for initial states fits the binding. It runs for one row at a time.
+#[derive(Clone, Debug)]
+pub struct InitialModel {
+    /// For each input of this model, in order, the index in the binding of the request input that it takes.
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<InitialOutput>,
+    pub step: StepSpec,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct InitialOutput {
+    pub state: usize,
+    /// Whether it has the state's batch axis.
+    pub has_batch: bool,
+}
+
+impl InitialModel {
+    pub fn new(binding: &Binding, signature: &Signature) -> Result<Self> {
+        let inputs = signature.inputs.iter().map(|info| bind_input(binding, info)).collect::<Result<Vec<_>, _>>()?;
+        let outputs = signature.outputs.iter().map(|info| bind_output(binding, info)).collect::<Result<Vec<_>, _>>()?;
+        let input_specs = inputs.iter().map(|&input| input_spec(&binding.inputs[input]));
+        // Without dims, because a state of varying size has its length only after the run.
+        let unknown = |info: &TensorInfo| BoundOutput::new(&info.name, info.data_type);
+        let output_specs = signature.outputs.iter().map(|info| output_spec(&unknown(info), true, false));
+        let (input_specs, output_specs) = (input_specs.collect(), output_specs.collect());
+        let step = StepSpec { inputs: input_specs, outputs: output_specs, most_rows: 1, graph_rows: Vec::new() };
+        Ok(Self { inputs, outputs, step })
+    }
+}
+
+fn model_error(info: &TensorInfo, why: String) -> BindingError {
+    BindingError::InitialModel { name: info.name.clone(), why }
+}
+
+fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<usize> {
+    let found = binding.inputs.iter().enumerate().find(|(_, input)| input.name == info.name);
+    let found = found.and_then(|(index, input)| Some((index, input, input.request()?)));
+    // A START may leave an optional input out, and this model has to run for it.
+    let Some((index, input, request)) = found.filter(|(_, _, request)| !request.optional) else {
+        let names: Vec<_> = binding.request_inputs().map(|(input, _)| input.name.as_str()).collect();
+        let known = names.join(", ");
+        return Err(model_error(info, format!("is no input that each request carries (those are {known})")));
+    };
+    check_type(format!("the initial_state_model's '{}'", info.name), info.data_type, input.data_type)?;
+    let is_context = |axis: usize| request.context.is_some_and(|context| context.axis == axis);
+    let fits = |(axis, (&theirs, &ours)): (usize, (&i64, &i64))| match input.batch_axis {
+        Some(batch) if batch == axis => theirs < 0 || theirs == 1,
+        _ => is_context(axis) || agree(theirs, ours),
+    };
+    if info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
+        return Ok(index);
+    }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
+    Err(model_error(info, format!("is {theirs}, but requests carry {ours}, one row of it")))
+}
+
+fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput> {
+    let is_state = |&number: &usize| binding.inputs[binding.states[number].input].name == info.name;
+    let Some(number) = (0..binding.states.len()).find(is_state) else {
+        let name = |state: &BoundState| binding.inputs[state.input].name.as_str();
+        let names: Vec<_> = binding.states.iter().map(name).collect();
+        return Err(model_error(info, format!("is no state's input (those are {})", names.join(", "))));
+    };
+    let state = &binding.states[number];
+    check_type(format!("the initial_state_model's '{}'", info.name), info.data_type, state.data_type)?;
+    let mut without_batch = state.dims.clone();
+    if let Some(axis) = state.batch_axis {
+        without_batch.remove(axis);
+    }
+    // A tensor whose rank the model leaves open is checked when the model has run.
+    let has_batch = all_agree(&state.dims, &info.dims)
+        || info.dims.is_empty() && !state.dims.is_empty() && !without_batch.is_empty();
+    if has_batch || all_agree(&without_batch, &info.dims) {
+        return Ok(InitialOutput { state: number, has_batch });
+    }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(state.data_type, &state.dims));
+    Err(model_error(info, format!("is {theirs}, but a row of that state is {ours}")))
 }

@@ -5,9 +5,8 @@ use std::ffi::CString;
 use rows::tensor::DataType;
 
 use super::bound::{BoundState, c_name};
-use super::error::{BindingError, Result, names};
+use super::fit::{BindingError, Result, describe, names};
 use super::model::Binding;
-use super::shapes::describe;
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
 
 #[derive(Clone, Debug)]

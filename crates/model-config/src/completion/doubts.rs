@@ -9,11 +9,11 @@
 //!   they are.
 
 use rows::tensor::Dims;
+use stateful_convert::names::{OF_ONE_NAME, is_never_state};
 
-use super::names::{
-    OF_ONE_NAME, Taken, can_follow, is_alike, is_never_state, is_number, leaves_input, state_pairs_line, strength,
+use super::pairing::{
+    Taken, can_follow, is_alike, is_number, leaves_input, state_pairs, state_pairs_line, strength, without,
 };
-use super::pairing::{state_pairs, without};
 use crate::config::{
     Control, ControlKind, Flag, GENERATED_INPUTS, PartialConfig, StatePair, TensorConfig, parameter_line, similarity,
 };

@@ -1,15 +1,30 @@
-//! Finds which inputs and outputs are the two ends of a state, by their names, and where the configuration asks for it, by
-//! their types and dims.
+//! Finds which inputs and outputs are the two ends of a state, by their names, or says why they can't be told.
 //!
-//! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed.
+//! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are those
+//! that exporters give; `docs/models.md` lists them. Where names say nothing, as in models from Keras, [`by_shape`] proposes
+//! pairs. These become states only if the configuration confirms them with `state_pairs` `auto-by-shape`.
 
-use super::error::{CompletionError, Result};
-use super::names::{
-    OF_USER, Taken, by_shape, can_follow, described, joined, leaves_input, says_state, side_stem, state_pairs_line,
-    strength,
-};
-use crate::config::{PairPattern, StatePair};
-use crate::onnx::{Signature, TensorInfo};
+use rows::tensor::{DataType, Dims, element_count};
+use stateful_convert::names::{is_never_state, says_state, side_stem, strength_of_names};
+
+use crate::config::{BY_SHAPE, ConfigError, PairPattern, StatePair, parameter_line};
+use crate::onnx::{Recurrence, Signature, TensorInfo, all_agree};
+
+pub(super) type Result<T, E = CompletionError> = std::result::Result<T, E>;
+
+/// Inputs that are not looked at, because they are something else than states.
+#[derive(Clone, Copy, Default)]
+pub struct Taken<'a> {
+    /// Listed for requests by the configuration.
+    pub by_requests: &'a [&'a str],
+    pub otherwise: &'a [&'a str],
+}
+
+impl Taken<'_> {
+    pub fn contains(self, name: &str) -> bool {
+        self.by_requests.contains(&name) || self.otherwise.contains(&name)
+    }
+}
 
 /// The state pairs of a model, in the order of its inputs.
 pub fn state_pairs(signature: &Signature, patterns: &[PairPattern], taken: Taken) -> Result<Vec<StatePair>> {
@@ -118,10 +133,212 @@ impl Reading<'_> {
     }
 }
 
+/// The strength of a reading by a pattern that the user gave.
+const OF_USER: u8 = 3;
+
+/// Whether requests carry something other than these states, and more than a number such as a sample rate.
+pub fn leaves_input(signature: &Signature, pairs: &[StatePair], taken: Taken) -> bool {
+    let is_left = |info: &&TensorInfo| {
+        !taken.otherwise.contains(&info.name.as_str()) && pairs.iter().all(|pair| pair.input != info.name)
+    };
+    signature.inputs.iter().filter(is_left).any(|info| !is_number(info))
+}
+
+/// Whether a tensor has no more than one element.
+pub fn is_number(info: &TensorInfo) -> bool {
+    element_count(&info.dims).is_some_and(|count| count <= 1)
+}
+
+pub fn state_pairs_line(pairs: &[StatePair]) -> String {
+    parameter_line("state_pairs", &joined(pairs, " "))
+}
+
+fn joined(pairs: &[StatePair], separator: &str) -> String {
+    pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(separator)
+}
+
+fn described(infos: &[TensorInfo]) -> String {
+    let infos = infos.iter().map(|info| format!("{} {} {}", info.name, info.data_type, Dims(&info.dims)));
+    infos.collect::<Vec<_>>().join(", ")
+}
+
+pub fn is_alike(a: &TensorInfo, b: &TensorInfo) -> bool {
+    a.data_type == b.data_type && a.dims == b.dims
+}
+
+/// Whether an output can be the input of the next request.
+pub fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
+    // ONNX Runtime shows an output of unknown rank as a scalar.
+    let is_unknown = output.dims.is_empty() && output.data_type != DataType::Bytes;
+    input.data_type == output.data_type && (is_unknown || all_agree(&input.dims, &output.dims))
+}
+
+/// How strongly the names of an input and an output say that they are a state; `None` if they don't.
+pub fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -> Option<u8> {
+    if patterns.iter().any(|pattern| pattern.matches(&input.name, &output.name)) {
+        return Some(OF_USER);
+    }
+    strength_of_names(&input.name, &output.name)
+}
+
+/// Pairs each input with the output of the same type and dims. None if no two are alike; an error if more than one assignment
+/// fits, as it does if the data of requests is like a state.
+fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, String> {
+    let can_be_sent = |info: &&TensorInfo| !taken.otherwise.contains(&info.name.as_str()) && !is_number(info);
+    let sent = signature.inputs.iter().find(can_be_sent);
+    // What requests carry and responses give comes first, and may have the same dims.
+    let answer = signature.outputs.first().filter(|output| sent.is_some_and(|sent| is_alike(sent, output)));
+    let data = |info: &TensorInfo| [sent.filter(|_| answer.is_some()), answer].contains(&Some(info));
+    let may_be = |info: &&TensorInfo| !data(info) && !is_never_state(&info.name);
+    let inputs: Vec<_> = signature.inputs.iter().filter(may_be).filter(|info| !taken.contains(&info.name)).collect();
+    let outputs: Vec<_> = signature.outputs.iter().filter(may_be).collect();
+    let mut pairs = Vec::new();
+    for input in &inputs {
+        let [mut sources, mut targets] = [&inputs, &outputs].map(|infos| alike(infos, input));
+        if targets.is_empty() {
+            continue;
+        }
+        // Data that is like a state can be the state, and the state the data.
+        let like_data = sent.zip(answer).filter(|(sent, _)| is_alike(sent, input));
+        if let Some((sent, answer)) = like_data {
+            sources.insert(0, sent);
+            targets.insert(0, answer);
+        }
+        let ([_], [target]) = (sources.as_slice(), targets.as_slice()) else {
+            return Err(format!(
+                "more than one assignment fits: of {} {}, the model has the inputs {} and the outputs {}",
+                input.data_type,
+                Dims(&input.dims),
+                names(&sources),
+                names(&targets)
+            ));
+        };
+        pairs.push(StatePair { input: input.name.clone(), output: target.name.clone() });
+    }
+    if pairs.is_empty() || leaves_input(signature, &pairs, taken) {
+        return Ok(pairs);
+    }
+    Err(format!("all inputs would be states ({}), and nothing would be left for requests", joined(&pairs, ", ")))
+}
+
+fn alike<'a>(infos: &[&'a TensorInfo], to: &TensorInfo) -> Vec<&'a TensorInfo> {
+    infos.iter().copied().filter(|info| is_alike(info, to)).collect()
+}
+
+fn names(infos: &[&TensorInfo]) -> String {
+    infos.iter().map(|info| format!("'{}'", info.name)).collect::<Vec<_>>().join(", ")
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CompletionError {
+    #[error(
+        "the names of the model's inputs and outputs can be paired in more than one way: {readings}; write those that are \
+         states in parameter 'state_pairs'"
+    )]
+    Ambiguous { readings: String },
+    /// `proposed` are pairs by their types and dims, where exactly one assignment fits. `recurrence` is the first
+    /// node that goes over a sequence within one run.
+    #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
+    NoPairs { inputs: String, outputs: String, proposed: Vec<StatePair>, recurrence: Option<Box<Recurrence>> },
+    #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
+    Shapes { why: String },
+    #[error(
+        "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model match it (inputs {inputs}; \
+         outputs {outputs})"
+    )]
+    Pattern { pattern: String, inputs: String, outputs: String },
+    #[error(
+        "by their names all inputs of the model would be states ({pairs}), and nothing would be left for requests; write \
+         those that are states in parameter 'state_pairs'"
+    )]
+    NothingLeft { pairs: String },
+    /// The names say only which tensor is an input and which an output. `line` is the line of config.pbtxt that makes
+    /// these pairs states, with the other ones.
+    #[error(
+        "{pairs} may be states, or inputs of requests and outputs of responses: their names do not say, and the model has \
+         few others; write those that are states, as in {line}, or list the inputs of requests under 'input'"
+    )]
+    Unsure { pairs: String, line: String },
+    #[error("parameter 'input_context' has '{context}', but {why}")]
+    ContextAxis { context: String, why: String },
+    #[error(
+        "max_batch_size is {max_batch_size}, but the model has no recognizable batch dimension: its output '{output}' \
+         is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
+    )]
+    NoBatch { max_batch_size: usize, output: String, described: String },
+    /// `names` are those that the batch dimension may have. `line` is the line of config.pbtxt that says which it is.
+    #[error(
+        "max_batch_size is {max_batch_size}, but the names of the model's dimensions do not say which is the batch: \
+         requests and states share {names}; write each dimension of the states as 'batch', as -1 if it varies, or as its \
+         length: {line}"
+    )]
+    UnclearBatch { max_batch_size: usize, names: String, line: String },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl CompletionError {
+    pub(super) fn with_recurrence(mut self, node: Option<Recurrence>) -> Self {
+        if let Self::NoPairs { recurrence, .. } = &mut self {
+            *recurrence = node.map(Box::new);
+        }
+        self
+    }
+
+    fn no_pairs(signature: &Signature, taken: Taken) -> Self {
+        Self::NoPairs {
+            inputs: described(&signature.inputs),
+            outputs: described(&signature.outputs),
+            proposed: by_shape(signature, taken).unwrap_or_default(),
+            recurrence: None,
+        }
+    }
+}
+
+/// Says which pairs to write for layers whose states are inputs and outputs of the model; empty if there are none.
+pub(super) fn ends_of_layers(ends: &[(String, String)]) -> String {
+    if ends.is_empty() {
+        return String::new();
+    }
+    let pair = |(input, output): &(String, String)| StatePair { input: input.clone(), output: output.clone() };
+    let line = state_pairs_line(&ends.iter().map(pair).collect::<Vec<_>>());
+    let listed: Vec<String> = ends.iter().map(|(input, output)| format!("from '{input}' to '{output}'")).collect();
+    format!("its layers carry states {}: if clients don't send those, write {line}", listed.join(", "))
+}
+
+/// Says what to write for a model whose names tell no state.
+fn no_pairs_text(inputs: &str, outputs: &str, proposed: &[StatePair], recurrence: Option<&Recurrence>) -> String {
+    let mut text = format!(
+        "no input and output of the model are named like the two ends of a state (inputs {inputs}; outputs {outputs}); "
+    );
+    // A layer that carries a state from an input to an output is stronger evidence than equal dims.
+    let of_layers = recurrence.map(|of| ends_of_layers(&of.ends)).unwrap_or_default();
+    if !of_layers.is_empty() {
+        text += &format!("{of_layers}; else ");
+    } else if !proposed.is_empty() {
+        let (listed, line) = (joined(proposed, " "), parameter_line("state_pairs", BY_SHAPE));
+        text += &format!("by their types and dims, {listed} may be states: if they are, write {line}; else ");
+    }
+    if let Some(Recurrence { node, .. }) = recurrence.filter(|_| of_layers.is_empty()) {
+        // With states that were not found, it may go on from them.
+        let begins =
+            if proposed.is_empty() { format!("{node} begins anew in each run: if it") } else { format!("if {node}") };
+        text += &format!(
+            "{begins} has to go on where the last run ended, write {}, or give the model states with stateful-convert; else ",
+            parameter_line("low_latency_transformation", "true")
+        );
+    }
+    text + &format!(
+        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if it has no states, serve it with \
+         Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
+         oldest {{ max_candidate_sequences: 1024 }} }}'",
+        parameter_line("state_pairs", "<<<input, output>>>")
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rows::tensor::DataType;
 
     type Spec<'a> = (&'a str, DataType, &'a [i64]);
 
@@ -398,5 +615,59 @@ mod tests {
         let pairs = confirmed(&model, Ok(vec![gist]), Taken::default()).unwrap();
         let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
         assert_eq!(listed, ["<<<gist, gist_new>>>", "<<<memory, remembered>>>"]);
+    }
+
+    type Shape<'a> = (&'a str, &'a [i64]);
+
+    fn found(inputs: &[Shape], outputs: &[Shape]) -> Result<String, String> {
+        let [inputs, outputs] =
+            [inputs, outputs].map(|of| of.iter().map(|&(name, dims)| (name, DataType::Fp32, dims)).collect::<Vec<_>>());
+        let pairs = by_shape(&signature(&inputs, &outputs), Taken::default())?;
+        Ok(pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" "))
+    }
+
+    const LSTM: &[i64] = &[1, 2, 128, 2];
+
+    #[test]
+    fn keras_names_are_paired_by_dims() {
+        let cases: [(&[Shape], &[Shape], &str); 4] = [
+            // The two graphs of DTLN.
+            (
+                &[("input_2", &[1, 1, 257]), ("input_3", LSTM)],
+                &[("activation_2", &[1, 1, 257]), ("tf_op_layer_stack_2", LSTM)],
+                "<<<input_3, tf_op_layer_stack_2>>>",
+            ),
+            (
+                &[("input_4", &[1, 1, 512]), ("input_5", LSTM)],
+                &[("conv1d_3", &[1, 1, 512]), ("tf_op_layer_stack_5", LSTM)],
+                "<<<input_5, tf_op_layer_stack_5>>>",
+            ),
+            (
+                &[("input_1", &[1, 80]), ("input_2", &[1, 8]), ("input_3", &[1, 9])],
+                &[("dense", &[1, 3]), ("lstm", &[1, 9]), ("lstm_1", &[1, 8])],
+                "<<<input_2, lstm_1>>> <<<input_3, lstm>>>",
+            ),
+            (&[("x", &[-1, 4]), ("z", &[-1, 5])], &[("y", &[-1, 7])], ""),
+        ];
+        for (inputs, outputs, expected) in cases {
+            assert_eq!(found(inputs, outputs).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn what_fits_in_more_than_one_way_is_refused_with_the_names() {
+        let two: [(&str, &[i64]); 3] = [("x", &[1, 80]), ("a", &[1, 8]), ("b", &[1, 8])];
+        let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
+        assert!(["'a'", "'b'", "'c'", "[1, 8]"].iter().all(|word| error.contains(word)), "{error}");
+        // The order of an LSTM's states need not be the same.
+        let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8]), ("d", &[1, 8])]).unwrap_err();
+        assert!(["'a', 'b'", "'c', 'd'"].iter().all(|word| error.contains(word)), "{error}");
+        let of_data: [(&str, &[i64]); 2] = [("input_1", &[-1, 8]), ("input_2", &[-1, 8])];
+        for outputs in [["dense", "lstm"], ["lstm", "dense"]] {
+            let error = found(&of_data, &outputs.map(|name| (name, &[-1, 8][..]))).unwrap_err();
+            assert!(["'input_1', 'input_2'", "'dense'", "'lstm'"].iter().all(|word| error.contains(word)), "{error}");
+        }
+        let error = found(&[("a", &[1, 8])], &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
+        assert!(error.contains("<<<a, c>>>") && error.contains("nothing would be left"), "{error}");
     }
 }

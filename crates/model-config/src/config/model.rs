@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use stateful_convert::join::{ListedGraph, Search, Wire, graphs, wires};
 
-use super::initial::is_inside;
 use super::parameters::{Parameters, SESSION_PREFIX, with_axis};
 use super::raw::{ConfigError, Optimization, Result, bad, field};
-use super::states::{BY_SHAPE, StatePairs, States};
+use super::states::{BY_SHAPE, StatePairs, States, is_inside};
 
 pub const JOIN: &str = "join";
 const WIRES: &str = "wires";

@@ -1,12 +1,15 @@
-//! Who schedules sequences, and by which rules: core (`sequence_batching`), or this backend if that is not written.
+//! A model's sequences: who schedules them, core (`sequence_batching`) or this backend, and by which rules; how many there is
+//! room for; and whether they outlive their server (`state_store`, `durability`).
 
 use std::fmt;
 use std::time::Duration;
 
+use sequences::pool::SlotLimits;
 use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
+use state_store::Location;
 
-use super::parameters::Parameters;
-use super::raw::{Int, ModelConfig, Oldest, Result, SequenceBatching, bad, field, unsigned};
+use super::parameters::{LAZY_SIZES, OF_STATE_STORE, Parameters};
+use super::raw::{ConfigError, Int, ModelConfig, Oldest, Result, SequenceBatching, bad, field, unsigned};
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,9 @@ const LONGEST_WAIT_MS: u64 = 10_000;
 const MAX_QUEUED: usize = 100;
 const MOST_WORKERS: usize = 1024;
 const MOST_PARKED: usize = 100;
+
+// Longer than any sequence is idle, and short enough to be added to a time without an overflow.
+pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 // How long core may take, beyond the queue delay, to send what it has queued. Its threads wait for a CPU on a busy
@@ -228,5 +234,332 @@ pub(super) fn check_core(raw: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-// Longer than any sequence is idle, and short enough to be added to a time without an overflow.
-pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
+const SMALLEST_RESERVE_SLAB: usize = 16;
+const LAZY_USE_RATIO: f64 = 0.9;
+
+/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers.
+pub(super) fn slot_limits(
+    parameters: &Parameters,
+    scheduling: &Scheduling,
+    max_batch_size: usize,
+    instances: usize,
+) -> Result<(SlotLimits, String)> {
+    // There, each instance has a pool. Here the instances share one, so only the capacity grows with their number.
+    let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
+    let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
+    // For sequences that core already sends while an earlier one with their id still has its slot.
+    let reserve = scheduling.candidates.saturating_mul(instances);
+    if !is_lazy {
+        let next_slab = max_batch_size.max(SMALLEST_RESERVE_SLAB);
+        return Ok((SlotLimits { reserve, next_slab, ..SlotLimits::all_at_once(capacity) }, reason));
+    }
+    let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
+    let sizes: Vec<Option<usize>> = LAZY_SIZES.into_iter().map(size).collect::<Result<_, _>>()?;
+    let [Some(first_slab), Some(next_slab), Some(grow_below), Some(shrink_above)] = sizes[..] else {
+        let why = "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
+                   'buffer_dealloc_threshold' are given all four or not at all";
+        let name = LAZY_SIZES[sizes.iter().take_while(|size| size.is_some()).count()];
+        return Err(ConfigError::MissingParameter { name, why: why.to_owned() });
+    };
+    let first_slab = first_slab.min(capacity);
+    let limits = SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above };
+    check_slabs(limits, max_batch_size, &reason)?;
+    if shrink_above <= grow_below {
+        log::warn!(
+            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, \
+             {grow_below}, or buffers come and go with every few sequences"
+        );
+    }
+    Ok((limits, reason))
+}
+
+fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<()> {
+    let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
+    // The size was cut to the capacity. The error below would show that number, which is not in the configuration.
+    if first_slab < max_batch_size && first_slab == capacity {
+        let why = format!(
+            "capped by the pool's capacity ({capacity_reason}) it is smaller than max_batch_size, {max_batch_size}"
+        );
+        return Err(bad("initial_buffer_size", first_slab, why));
+    }
+    for (name, value) in LAZY_SIZES.into_iter().zip([first_slab, next_slab, grow_below]) {
+        if value < max_batch_size {
+            return Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")));
+        }
+    }
+    if grow_below > first_slab {
+        let why = format!("it must not be larger than initial_buffer_size, {first_slab}");
+        return Err(bad("buffer_alloc_threshold", grow_below, why));
+    }
+    Ok(())
+}
+
+/// The number of sequences that a pool has room for, and the reason for that number.
+fn capacity(
+    parameters: &Parameters,
+    scheduling: &Scheduling,
+    instances: usize,
+    is_lazy: bool,
+) -> Result<(usize, String)> {
+    const NAME: &str = "max_candidate_sequence_use_ratio";
+    let candidates = scheduling.candidates;
+    let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
+    let (ratio, of) = match scheduling.strategy {
+        // The default of stateful_backend, whose configurations have these parameters.
+        Strategy::Oldest if is_lazy => (written.unwrap_or(LAZY_USE_RATIO), "max_candidate_sequences"),
+        Strategy::Oldest => (written.unwrap_or(1.0), "max_candidate_sequences"),
+        Strategy::Direct => (1.0, "sequences per batch"),
+        Strategy::Own(_) => (1.0, "max_sequence_number"),
+    };
+    // The rounding error of `candidates * ratio` must not cost a slot.
+    let per_instance = ((candidates as f64 * ratio + 1e-6).floor() as usize).max(1);
+    let mut reason = format!("{of} {candidates}");
+    if ratio != 1.0 || written.is_some() {
+        reason = format!("{reason} × {NAME} {ratio}");
+    }
+    if instances > 1 {
+        reason = format!("{reason} × {instances} instances");
+    }
+    Ok((per_instance.saturating_mul(instances), reason))
+}
+
+const TTL_MS: u64 = 3_600_000;
+const INTERVAL: Duration = Duration::from_secs(1);
+const KEPT_ANSWER_BYTES: usize = 64 << 10;
+// Half of what a store takes, so that there is room for a state.
+const MOST_KEPT_BYTES: usize = 256 << 20;
+
+/// The values of `durability`. With `none`, sequences end with their server.
+const LEVELS: [(&str, Option<Durability>); 4] = [
+    ("none", None),
+    ("drain", Some(Durability::Drain)),
+    ("interval", Some(Durability::Interval(INTERVAL))),
+    ("step", Some(Durability::Step)),
+];
+
+/// When the steps of a sequence are saved (`durability`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    Drain,
+    /// At most so long after they are made.
+    Interval(Duration),
+    /// Before they are answered.
+    Step,
+}
+
+/// Where the states of a model's sequences are kept besides the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateStore {
+    pub location: Location,
+    pub durability: Durability,
+    /// How many replicas of the store have a step before it is answered (`replicas`).
+    pub replicas: u32,
+    /// A sequence that was not saved for this long is forgotten.
+    pub ttl: Duration,
+    /// The most bytes of an answer that is kept for a client that sends its request again (`max_kept_answer_bytes`). Only with
+    /// [`Durability::Step`].
+    pub kept_answer_bytes: usize,
+    /// The model is not served if the store can't be reached when it is loaded (`require_state_store`).
+    pub is_required: bool,
+}
+
+impl fmt::Display for StateStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { location, durability, replicas, ttl, .. } = self;
+        match durability {
+            Durability::Step if *replicas > 0 => {
+                write!(f, "each step is saved in {location} and {replicas} of its replicas before its answer")?;
+            }
+            Durability::Step => write!(f, "each step is saved in {location} before its answer")?,
+            Durability::Interval(interval) => write!(f, "steps are saved in {location} within {interval:?}")?,
+            Durability::Drain => write!(f, "sequences are saved in {location} when they leave the server")?,
+        }
+        write!(f, ", and stay there for {ttl:?}")
+    }
+}
+
+impl StateStore {
+    /// `None` if sequences end with their server. `by_server`: what the server's command line says.
+    pub(super) fn new(
+        parameters: &Parameters,
+        by_server: Option<&Location>,
+        is_decoupled: bool,
+    ) -> Result<Option<Self>> {
+        let read = |text| Location::new(text).map_err(|error| bad("state_store", hidden(text), error.to_string()));
+        let location = parameters.text("state_store").map(read).transpose()?;
+        let level = parameters.choice("durability", &LEVELS)?;
+        let interval = parameters.number("save_interval_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        if let Some(interval) = interval.filter(|_| !matches!(level, Some(Some(Durability::Interval(_))))) {
+            return Err(bad("save_interval_ms", interval, "it has an effect only with 'durability: interval'"));
+        }
+        let kept = parameters.number("max_kept_answer_bytes", 0usize..=MOST_KEPT_BYTES, "0 to 268435456 bytes")?;
+        if let Some(kept) = kept.filter(|_| level.is_some_and(|level| level != Some(Durability::Step))) {
+            return Err(bad("max_kept_answer_bytes", kept, "it has an effect only with 'durability: step'"));
+        }
+        let ttl = parameters.number("state_store_ttl_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        let is_required = parameters.flag("require_state_store", false)?;
+        let replicas = parameters.number("replicas", 0u32.., "a number, 0 or more,")?.unwrap_or_default();
+        if is_decoupled && location.is_some() && level != Some(None) {
+            let why = "a request gets several answers with 'model_transaction_policy { decoupled: true }', and they are sent \
+                       before its last step is saved: leave one of the two out";
+            return Err(bad("state_store", hidden(parameters.text("state_store").unwrap_or_default()), why));
+        }
+        // The store of the command line is for all models that can use one, so such a model goes without it.
+        let by_server = by_server.filter(|_| !is_decoupled);
+        let location = match (location.or_else(|| by_server.cloned()), level) {
+            (_, Some(None)) | (None, None) => {
+                let needs = [("require_state_store", is_required), ("replicas", replicas > 0)];
+                let Some((name, _)) = needs.into_iter().find(|(_, needs)| *needs) else { return Ok(None) };
+                let why = "there is no store, or 'durability' is 'none': write parameter 'state_store', or \
+                           --backend-config=stateful,state-store=..., or leave this out";
+                return Err(bad(name, parameters.text(name).unwrap_or_default(), why));
+            }
+            (None, Some(_)) => {
+                let why = "there is no store to save in: write parameter 'state_store', or --backend-config=stateful,\
+                           state-store=...";
+                return Err(bad("durability", parameters.text("durability").unwrap_or_default(), why));
+            }
+            (Some(location), _) => location,
+        };
+        for (name, why) in [
+            ("park_ms", "a sequence that was idle for too long stays in the store without it"),
+            ("max_parked_sequences", "a sequence that was idle for too long stays in the store"),
+            ("id_reuse", "ids are not used again, because the store may still have the old sequence"),
+        ] {
+            parameters.refuse(name, &format!("with 'state_store', {why}: leave it out"))?;
+        }
+        let ttl = Duration::from_millis(ttl.unwrap_or(TTL_MS)).min(YEAR);
+        let durability = match (level.flatten(), interval) {
+            (_, Some(interval)) => Durability::Interval(Duration::from_millis(interval).min(YEAR)),
+            (level, None) => level.unwrap_or(Durability::Step),
+        };
+        if replicas > 0 && durability != Durability::Step {
+            let why = "it has an effect only with 'durability: step', which waits for the store";
+            return Err(bad("replicas", replicas, why));
+        }
+        if replicas > 0 && !location.has_replicas() {
+            let why = "a folder has no replicas: name Valkey or Redis in 'state_store', or leave it out";
+            return Err(bad("replicas", replicas, why));
+        }
+        let kept_answer_bytes = kept.unwrap_or(KEPT_ANSWER_BYTES);
+        Ok(Some(Self { location, durability, replicas, ttl, kept_answer_bytes, is_required }))
+    }
+
+    /// Refuses the parameters for a model that core schedules.
+    pub(super) fn check_core_schedules(parameters: &Parameters) -> Result<()> {
+        // 'none' asks for what a model that core schedules has anyway.
+        let is_none = |name: &str, text: &str| name == "durability" && text == "none";
+        let given = OF_STATE_STORE.into_iter().filter_map(|name| Some((name, parameters.text(name)?)));
+        let Some((name, value)) = given.into_iter().find(|(name, text)| !is_none(name, text)) else { return Ok(()) };
+        let why = "with 'sequence_batching', Triton's core refuses the requests of a sequence that it has not started \
+                   itself, so no server could continue another server's sequence: leave 'sequence_batching' and \
+                   'scheduling' out, or this parameter";
+        Err(bad(name, if name == "state_store" { hidden(value) } else { value.to_owned() }, why))
+    }
+}
+
+// Errors show only the scheme of a location, because the rest may contain a password.
+fn hidden(text: &str) -> String {
+    text.split_once(':').map_or_else(|| text.to_owned(), |(scheme, _)| format!("{scheme}:..."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::raw::Parameter;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn parameters(given: &[(&str, &str)]) -> Parameters {
+        let parameter = |value: &str| Parameter { string_value: value.to_owned() };
+        let written: BTreeMap<_, _> =
+            given.iter().map(|(name, value)| ((*name).to_owned(), parameter(value))).collect();
+        Parameters::new(written).unwrap()
+    }
+
+    fn read(given: &[(&str, &str)], by_server: Option<&str>) -> Result<Option<String>, String> {
+        let by_server = by_server.map(|text| Location::new(text).unwrap());
+        let store = StateStore::new(&parameters(given), by_server.as_ref(), false);
+        store.map(|store| store.map(|store| store.to_string())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_store_comes_from_the_model_or_the_server_and_none_turns_it_off() {
+        let of = |text: Option<String>| text.map(|text| text.split(' ').nth(5).unwrap_or_default().to_owned());
+        assert_eq!(of(read(&[("state_store", "file:/a")], Some("file:/b")).unwrap()), Some("file:/a".to_owned()));
+        assert_eq!(of(read(&[], Some("file:/b")).unwrap()), Some("file:/b".to_owned()));
+        assert_eq!(read(&[("durability", "none")], Some("file:/b")), Ok(None));
+        assert_eq!(read(&[], None), Ok(None));
+        let text = read(&[("state_store", "file:/a"), ("state_store_ttl_ms", "5000")], None).unwrap().unwrap();
+        assert!(text.contains("5s"), "{text}");
+    }
+
+    #[test]
+    fn the_level_says_when_steps_are_saved() {
+        let level = |given: &[(&str, &str)]| {
+            let given: Vec<_> = given.iter().copied().chain([("state_store", "file:/a")]).collect();
+            StateStore::new(&parameters(&given), None, false).unwrap().unwrap().durability
+        };
+        assert_eq!(level(&[]), Durability::Step);
+        assert_eq!(level(&[("durability", "drain")]), Durability::Drain);
+        assert_eq!(level(&[("durability", "interval")]), Durability::Interval(Duration::from_secs(1)));
+        let given = [("durability", "interval"), ("save_interval_ms", "20")];
+        assert_eq!(level(&given), Durability::Interval(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn replicas_of_a_store_can_be_asked_for() {
+        let read = |given: &[(&str, &str)]| read(given, Some("redis://x")).unwrap().unwrap();
+        assert!(read(&[("replicas", "2")]).contains("2 of its replicas"));
+        assert!(!read(&[("replicas", "0")]).contains("replicas"));
+        assert!(read(&[("replicas", "0"), ("durability", "drain")]).contains("leave the server"));
+    }
+
+    #[test]
+    fn contradictions_are_refused_by_name() {
+        let cases = [
+            (vec![("durability", "step")], "no store"),
+            (vec![("durability", "interval")], "no store"),
+            (vec![("durability", "always")], "'none', 'drain', 'interval', 'step'"),
+            (vec![("state_store", "file:/a"), ("save_interval_ms", "5")], "only with 'durability: interval'"),
+            (vec![("durability", "interval"), ("save_interval_ms", "0")], "1 or more"),
+            (vec![("require_state_store", "true")], "no store"),
+            (vec![("state_store", "file:/a"), ("durability", "none"), ("replicas", "1")], "no store"),
+            (vec![("durability", "drain"), ("max_kept_answer_bytes", "5")], "only with 'durability: step'"),
+            (vec![("state_store", "file:/a"), ("max_kept_answer_bytes", "-1")], "0 to 268435456"),
+            (vec![("state_store", "http://x")], "'state_store' is 'http:...'"),
+            (vec![("state_store", "redis://a:hush@x")], "password_file"),
+            (vec![("state_store", "file:/a"), ("park_ms", "5")], "'park_ms'"),
+            (vec![("state_store", "file:/a"), ("id_reuse", "ovms")], "'id_reuse'"),
+            (vec![("state_store", "file:/a"), ("state_store_ttl_ms", "0")], "1 or more"),
+            (vec![("state_store", "file:/a"), ("replicas", "1")], "no replicas"),
+            (
+                vec![("state_store", "redis://x"), ("replicas", "1"), ("durability", "interval")],
+                "only with 'durability",
+            ),
+            (vec![("state_store", "redis://x"), ("replicas", "-1")], "0 or more"),
+        ];
+        for (given, wanted) in cases {
+            let error = read(&given, None).unwrap_err();
+            assert!(error.contains(wanted) && !error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_answer_for_each_step_is_not_for_a_store() {
+        let location = Location::new("file:/b").unwrap();
+        let new = |given: &[(&str, &str)]| StateStore::new(&parameters(given), Some(&location), true);
+        assert!(new(&[("state_store", "file:/a")]).unwrap_err().to_string().contains("decoupled"));
+        assert_eq!(new(&[]).unwrap(), None);
+        assert_eq!(new(&[("state_store", "file:/a"), ("durability", "none")]).unwrap(), None);
+    }
+
+    #[test]
+    fn core_cannot_schedule_a_model_with_a_store() {
+        let check = |given: &[(&str, &str)]| StateStore::check_core_schedules(&parameters(given));
+        let error = check(&[("state_store", "redis://a:hush@x")]).unwrap_err().to_string();
+        assert!(error.contains("core refuses") && !error.contains("hush"), "{error}");
+        assert!(check(&[("durability", "step")]).is_err());
+        assert!(check(&[("durability", "none")]).is_ok() && check(&[]).is_ok());
+    }
+}

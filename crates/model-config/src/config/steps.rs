@@ -1,10 +1,163 @@
-//! What makes a request take several steps: `input_windows`, for inputs that requests bring in any length and the model gets
-//! in windows of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
+//! What the model gets of a request: elements in front of it (`input_context`), padding between rows of different lengths
+//! (`padded_inputs`), and steps: `input_windows`, for inputs that requests bring in any length and the model gets in windows
+//! of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
 
 use std::fmt;
 
 use super::parameters::{self, Parameters, parameter_line, with_axis};
 use super::raw::{Result, bad};
+
+/// An input that gets the end of the sequence's previous input in front.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    pub input: String,
+    /// Elements of the previous input, along the axis.
+    pub length: usize,
+    /// Elements behind them that the model's window has, if they are written.
+    pub new: Option<usize>,
+    /// The axis in the model, if it is written.
+    pub axis: Option<usize>,
+    pub first: FirstRequest,
+}
+
+/// What the first inference of a sequence has in front, where no request has left a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FirstRequest {
+    #[default]
+    Zeros,
+    /// The first element of the request, as often as the context is long.
+    Repeat,
+    /// Nothing: the request carries the whole window, and later ones what is new in it.
+    Whole,
+}
+
+const FIRST: [(&str, FirstRequest); 3] =
+    [("zeros", FirstRequest::Zeros), ("repeat", FirstRequest::Repeat), ("whole", FirstRequest::Whole)];
+
+/// An input whose rows are filled up to one length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedInput {
+    pub input: String,
+    /// The input that takes each row's own length.
+    pub lengths: String,
+    pub axis: Option<usize>,
+}
+
+/// An output of a padded run. Each row's response gets the part that belongs to the row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedOutput {
+    pub output: String,
+    /// The output that gives the length of each row's part; `None` if a row has all of it.
+    pub lengths: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ragged {
+    pub inputs: Vec<PaddedInput>,
+    pub outputs: Vec<PaddedOutput>,
+}
+
+const CONTEXT: &str = "input_context";
+
+pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>> {
+    const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
+                        separated by spaces or commas, is expected";
+    parameters.assigned(CONTEXT, FORM, None, |input, value| {
+        let value = value.one(FORM)?;
+        let (value, first) = match value.rsplit_once(':') {
+            None => (value.as_str(), FirstRequest::default()),
+            Some((value, word)) => {
+                let first = FIRST.iter().find(|(known, _)| *known == word);
+                let none = || format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {FORM}");
+                (value, first.ok_or_else(none)?.1)
+            }
+        };
+        let (value, axis) = with_axis(value).map_err(|why| format!("{why}; {FORM}"))?;
+        let elements = |number: &str| match number.parse::<u32>() {
+            Ok(0) | Err(_) => Err(format!("'{input}' has '{number}' elements: 1 or more are expected; {FORM}")),
+            Ok(elements) => Ok(elements as usize),
+        };
+        let (length, new) = match value.split_once('+') {
+            Some((length, new)) => (elements(length)?, Some(elements(new)?)),
+            None => (elements(value)?, None),
+        };
+        Ok(Context { input, length, new, axis, first })
+    })
+}
+
+/// The line of config.pbtxt that gives the context of `input` this axis and leaves the others as they are.
+pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
+    let written = |context: &Context| {
+        let axis = if context.input == input { Some(axis) } else { context.axis };
+        Context { axis, ..context.clone() }.to_string()
+    };
+    parameter_line(CONTEXT, &contexts.iter().map(written).collect::<Vec<_>>().join(" "))
+}
+
+impl Context {
+    /// The model's window along a dimension of the model: -1 for any length.
+    pub fn window(&self, dim: i64) -> i64 {
+        self.new.filter(|_| dim < 0).map_or(dim, |new| (self.length + new) as i64)
+    }
+
+    /// What clients send along a dimension of the model: -1 for different lengths, `None` if the context cannot stand
+    /// along it.
+    pub fn sent(&self, dim: i64) -> Option<i64> {
+        let window = self.window(dim);
+        // The model takes any length, so requests may bring any.
+        if window < 0 {
+            return Some(-1);
+        }
+        let new = window - self.length as i64;
+        let fits = self.new.map_or(new > 0, |written| written as i64 == new);
+        fits.then_some(if self.first == FirstRequest::Whole { -1 } else { new })
+    }
+
+    /// Which dimension of the model it can stand along.
+    pub fn wanted(&self) -> String {
+        match self.new {
+            Some(new) => format!("{}, or open", self.length + new),
+            None => format!("longer than {}", self.length),
+        }
+    }
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.input, self.length)?;
+        if let Some(new) = self.new {
+            write!(f, "+{new}")?;
+        }
+        if let Some(axis) = self.axis {
+            write!(f, "@{axis}")?;
+        }
+        match FIRST.iter().find(|(_, first)| *first == self.first && *first != FirstRequest::Zeros) {
+            Some((word, _)) => write!(f, ":{word}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Ragged {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
+        const OUTPUTS: &str = "padded_outputs";
+        const INPUT_FORM: &str =
+            "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
+        const OUTPUT_FORM: &str = "'output=lengths_output' or 'output=all', separated by spaces or commas, is expected";
+        let inputs = parameters.assigned("padded_inputs", INPUT_FORM, None, |input, value| {
+            let value = value.one(INPUT_FORM)?;
+            let (lengths, axis) = with_axis(&value).map_err(|why| format!("{why}; {INPUT_FORM}"))?;
+            Ok(PaddedInput { input, lengths: lengths.to_owned(), axis })
+        })?;
+        let outputs = parameters.assigned(OUTPUTS, OUTPUT_FORM, None, |output, value| {
+            Ok(PaddedOutput { output, lengths: Some(value.one(OUTPUT_FORM)?).filter(|name| name != "all") })
+        })?;
+        if inputs.is_empty() && !outputs.is_empty() {
+            parameters.refuse(OUTPUTS, "it needs 'padded_inputs'")?;
+        }
+        Ok(Self { inputs, outputs })
+    }
+}
 
 pub const INPUT_WINDOWS: &str = "input_windows";
 pub const MAX_STEPS: &str = "max_steps_per_request";
@@ -171,6 +324,60 @@ impl fmt::Display for Feed {
 mod tests {
     use super::*;
     use crate::config::Config;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = Config::with_parameters(&[
+            ("input_context", "audio=64 features=7@1 x=13+32@1:whole, z=2:repeat w=2@0:zeros"),
+            ("padded_inputs", "audio=len, features=flen@1"),
+            ("padded_outputs", "y=ylen z=all"),
+            ("warmup_batch_sizes", "1, 4"),
+        ]);
+        let config = config.unwrap();
+        let context =
+            |input: &str, length, axis, first| Context { input: input.to_owned(), length, new: None, axis, first };
+        let expected = [
+            context("audio", 64, None, FirstRequest::Zeros),
+            context("features", 7, Some(1), FirstRequest::Zeros),
+            Context { new: Some(32), ..context("x", 13, Some(1), FirstRequest::Whole) },
+            context("z", 2, None, FirstRequest::Repeat),
+            context("w", 2, Some(0), FirstRequest::Zeros),
+        ];
+        assert_eq!(config.contexts, expected);
+        let written: Vec<String> = expected.iter().map(Context::to_string).collect();
+        assert_eq!(written.join(" "), "audio=64 features=7@1 x=13+32@1:whole z=2:repeat w=2@0");
+        assert_eq!(config.ragged.inputs[1].lengths, "flen");
+        assert_eq!((config.ragged.inputs[0].axis, config.ragged.inputs[1].axis), (None, Some(1)));
+        assert_eq!(config.ragged.outputs[0].lengths.as_deref(), Some("ylen"));
+        assert_eq!(config.ragged.outputs[1].lengths, None);
+        assert_eq!(config.warmup_batch_sizes, [1, 4]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_with_the_parameter_and_the_value() {
+        for (name, value, word) in [
+            ("input_context", "audio", "input=elements"),
+            ("input_context", "audio=0", "1 or more"),
+            ("input_context", "audio=-3", "1 or more"),
+            ("input_context", "audio=3+", "'audio' has '' elements: 1 or more"),
+            ("input_context", "audio=3+0@1", "'audio' has '0' elements: 1 or more"),
+            ("input_context", "audio=3@1+2", "'1+2' is no axis"),
+            ("input_context", "audio=[1]", "input=elements"),
+            ("input_context", "audio=3@x", "'x' is no axis"),
+            ("input_context", "audio=3:all", "'all' is none of 'zeros', 'repeat', 'whole'"),
+            ("input_context", "audio=3:whole@1", "'whole@1' is none of"),
+            ("input_context", "audio=3 audio=4", "once only"),
+            ("padded_inputs", "audio", "lengths_input"),
+            ("padded_inputs", "audio=len@-1", "'-1' is no axis"),
+            ("padded_outputs", "y=all", "'padded_inputs'"),
+            ("warmup_batch_sizes", "0", "from 1 to 4"),
+            ("warmup_batch_sizes", "1, 5", "'5'"),
+            ("warmup_batch_sizes", "x", "'x'"),
+        ] {
+            let error = Config::with_parameters(&[(name, value)]).unwrap_err().to_string();
+            assert!([name, value, word].iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
 
     #[test]
     fn windows_are_read_and_written_alike() {

@@ -1,13 +1,14 @@
-//! The tensors that a configuration lists: those of the model, those that this backend adds to them, and controls. And what
-//! the inputs of the model get beside what requests carry: constants, contexts, and padding for rows of different lengths.
+//! The tensors that a configuration lists, those that this backend adds to them, and the inputs of the model that no request
+//! carries: controls, constants, and `generated_inputs`, which have counters, lengths and masks.
 
 use std::fmt;
+use std::str::FromStr;
 
 use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};
 
-use super::parameters::{Parameters, parameter_line, with_axis};
-use super::raw::{self, Result, data_type, field};
+use super::parameters::{Parameters, with_axis};
+use super::raw::{self, Result, bad, data_type, field};
 
 /// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
 pub const ID_TENSOR: &str = "sequence_id";
@@ -189,84 +190,6 @@ impl TensorConfig {
     }
 }
 
-/// An input that gets the end of the sequence's previous input in front.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Context {
-    pub input: String,
-    /// Elements of the previous input, along the axis.
-    pub length: usize,
-    /// Elements behind them that the model's window has, if they are written.
-    pub new: Option<usize>,
-    /// The axis in the model, if it is written.
-    pub axis: Option<usize>,
-    pub first: FirstRequest,
-}
-
-/// What the first inference of a sequence has in front, where no request has left a context.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FirstRequest {
-    #[default]
-    Zeros,
-    /// The first element of the request, as often as the context is long.
-    Repeat,
-    /// Nothing: the request carries the whole window, and later ones what is new in it.
-    Whole,
-}
-
-const FIRST: [(&str, FirstRequest); 3] =
-    [("zeros", FirstRequest::Zeros), ("repeat", FirstRequest::Repeat), ("whole", FirstRequest::Whole)];
-
-/// An input whose rows are filled up to one length.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PaddedInput {
-    pub input: String,
-    /// The input that takes each row's own length.
-    pub lengths: String,
-    pub axis: Option<usize>,
-}
-
-/// An output of a padded run. Each row's response gets the part that belongs to the row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PaddedOutput {
-    pub output: String,
-    /// The output that gives the length of each row's part; `None` if a row has all of it.
-    pub lengths: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ragged {
-    pub inputs: Vec<PaddedInput>,
-    pub outputs: Vec<PaddedOutput>,
-}
-
-const CONTEXT: &str = "input_context";
-
-pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>> {
-    const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
-                        separated by spaces or commas, is expected";
-    parameters.assigned(CONTEXT, FORM, None, |input, value| {
-        let value = value.one(FORM)?;
-        let (value, first) = match value.rsplit_once(':') {
-            None => (value.as_str(), FirstRequest::default()),
-            Some((value, word)) => {
-                let first = FIRST.iter().find(|(known, _)| *known == word);
-                let none = || format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {FORM}");
-                (value, first.ok_or_else(none)?.1)
-            }
-        };
-        let (value, axis) = with_axis(value).map_err(|why| format!("{why}; {FORM}"))?;
-        let elements = |number: &str| match number.parse::<u32>() {
-            Ok(0) | Err(_) => Err(format!("'{input}' has '{number}' elements: 1 or more are expected; {FORM}")),
-            Ok(elements) => Ok(elements as usize),
-        };
-        let (length, new) = match value.split_once('+') {
-            Some((length, new)) => (elements(length)?, Some(elements(new)?)),
-            None => (elements(value)?, None),
-        };
-        Ok(Context { input, length, new, axis, first })
-    })
-}
-
 /// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them.
 pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Vec<String>)>> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
@@ -274,138 +197,196 @@ pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Ve
     parameters.assigned("constant_inputs", FORM, None, |name, value| Ok((name, value.values(FORM)?)))
 }
 
-/// The line of config.pbtxt that gives the context of `input` this axis and leaves the others as they are.
-pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
-    let written = |context: &Context| {
-        let axis = if context.input == input { Some(axis) } else { context.axis };
-        Context { axis, ..context.clone() }.to_string()
+/// An input that no request carries, because its values follow from the sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GeneratedInput {
+    pub input: String,
+    pub kind: GeneratedKind,
+    /// Each number is multiplied with this, and `addend` is added; of [`GeneratedKind::Last`], the number of ones. A mask
+    /// has neither.
+    pub factor: i64,
+    pub addend: i64,
+    /// The entry's right side, for messages.
+    pub written: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GeneratedKind {
+    /// One number.
+    Count(NamedCounter),
+    /// A value for each element of this input: how many elements the sequence has had before it.
+    Positions(NamedAxis),
+    /// The length of this state before the run.
+    Length(NamedAxis),
+    /// 1 for each element of the state, then 1 for each new element.
+    Mask { state: NamedAxis, new: NewElements },
+    /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there are
+    /// as many elements as the model's input has.
+    Last { count: NamedCounter, length: Option<u32> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedCounter {
+    Steps,
+    /// How many elements of this input it has had before the request.
+    Elements(NamedAxis),
+}
+
+/// The elements that an inference adds to a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewElements {
+    Number(u32),
+    Of(NamedAxis),
+}
+
+/// A tensor of the model, and perhaps an axis of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedAxis {
+    pub name: String,
+    pub axis: Option<usize>,
+}
+
+pub const GENERATED_INPUTS: &str = "generated_inputs";
+const GENERATED_FORM: &str = "'INPUT=steps', 'INPUT=elements(OTHER)', 'INPUT=positions(OTHER)', 'INPUT=length(STATE)', \
+                    'INPUT=mask(STATE, OTHER)' or 'INPUT=last(steps, LENGTH)', separated by spaces or commas, is expected";
+
+pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedInput>> {
+    let Some(text) = parameters.text(GENERATED_INPUTS) else { return Ok(Vec::new()) };
+    let mut generated: Vec<GeneratedInput> = Vec::new();
+    for entry in entries(text) {
+        let entry = GeneratedInput::parse(entry).map_err(|why| bad(GENERATED_INPUTS, text, why))?;
+        if generated.iter().any(|known| known.input == entry.input) {
+            return Err(bad(GENERATED_INPUTS, text, format!("'{}' may be given once only", entry.input)));
+        }
+        generated.push(entry);
+    }
+    if generated.is_empty() { Err(bad(GENERATED_INPUTS, text, GENERATED_FORM)) } else { Ok(generated) }
+}
+
+/// The entries of a list, which spaces and commas separate, except within parentheses.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    // Spaces and commas also separate the arguments of a call.
+    let mut depth = 0_usize;
+    let separates = move |letter: char| {
+        match letter {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0 && (letter == ',' || letter.is_whitespace())
     };
-    parameter_line(CONTEXT, &contexts.iter().map(written).collect::<Vec<_>>().join(" "))
+    text.split(separates).filter(|entry| !entry.is_empty())
 }
 
-impl Context {
-    /// The model's window along a dimension of the model: -1 for any length.
-    pub fn window(&self, dim: i64) -> i64 {
-        self.new.filter(|_| dim < 0).map_or(dim, |new| (self.length + new) as i64)
-    }
-
-    /// What clients send along a dimension of the model: -1 for different lengths, `None` if the context cannot stand
-    /// along it.
-    pub fn sent(&self, dim: i64) -> Option<i64> {
-        let window = self.window(dim);
-        // The model takes any length, so requests may bring any.
-        if window < 0 {
-            return Some(-1);
+impl GeneratedInput {
+    fn parse(entry: &str) -> Result<Self, String> {
+        let (input, written) = entry.split_once('=').ok_or(GENERATED_FORM)?;
+        if input.is_empty() || written.is_empty() {
+            return Err(GENERATED_FORM.to_owned());
         }
-        let new = window - self.length as i64;
-        let fits = self.new.map_or(new > 0, |written| written as i64 == new);
-        fits.then_some(if self.first == FirstRequest::Whole { -1 } else { new })
-    }
-
-    /// Which dimension of the model it can stand along.
-    pub fn wanted(&self) -> String {
-        match self.new {
-            Some(new) => format!("{}, or open", self.length + new),
-            None => format!("longer than {}", self.length),
-        }
+        let last = written.strip_prefix("last(");
+        let (kind, factor, addend) = last.map_or_else(|| numbers(written), last_ones)?;
+        Ok(Self { input: input.to_owned(), kind, factor, addend, written: written.to_owned() })
     }
 }
 
-impl fmt::Display for Context {
+fn numbers(written: &str) -> Result<(GeneratedKind, i64, i64), String> {
+    // A name within the parentheses may have '*' and '+', so the factor and the addend are looked for behind them.
+    let call = written.find(')').map_or_else(|| written.find(['*', '+']), |close| Some(close + 1));
+    let (call, behind) = written.split_at(call.unwrap_or(written.len()));
+    let kind = GeneratedKind::parse(call)?;
+    let (factor, addend) = factor_and_addend(behind)
+        .ok_or_else(|| format!("'{behind}' follows '{call}': '*FACTOR', '+ADDEND' or both, is expected"))?;
+    if matches!(kind, GeneratedKind::Mask { .. }) && !behind.is_empty() {
+        return Err(format!("'{behind}' follows '{call}', but a mask has no factor and no addend"));
+    }
+    Ok((kind, factor, addend))
+}
+
+/// Reads what follows `last(`.
+fn last_ones(behind: &str) -> Result<(GeneratedKind, i64, i64), String> {
+    let arguments = behind.strip_suffix(')').ok_or_else(|| {
+        format!("'last({behind}' does not end with ')': '*FACTOR' and '+ADDEND' stand within the parentheses of 'last'")
+    })?;
+    let (ones, length) =
+        arguments.split_once(',').map_or((arguments, None), |(ones, length)| (ones, Some(length.trim())));
+    let number = |text: &str| {
+        let most = u32::MAX;
+        whole_number(text).ok_or_else(|| format!("'{text}' is no length: a whole number up to {most} is expected"))
+    };
+    let length = length.map(number).transpose()?;
+    match numbers(ones.trim())? {
+        (GeneratedKind::Count(count), factor, addend) => Ok((GeneratedKind::Last { count, length }, factor, addend)),
+        _ => Err(format!("'{ones}' is no number of 'last': 'steps' or 'elements(OTHER)' is expected")),
+    }
+}
+
+impl GeneratedKind {
+    fn parse(call: &str) -> Result<Self, String> {
+        let (kind, arguments) = match call.split_once('(') {
+            None => (call, Vec::new()),
+            Some((kind, arguments)) => {
+                let inner =
+                    arguments.strip_suffix(')').ok_or_else(|| format!("'{call}' has no ')': {GENERATED_FORM}"))?;
+                (kind, inner.split(',').map(NamedAxis::parse).collect::<Result<_, _>>()?)
+            }
+        };
+        match (kind, arguments.as_slice()) {
+            ("steps", []) => Ok(Self::Count(NamedCounter::Steps)),
+            ("elements", [of]) => Ok(Self::Count(NamedCounter::Elements(of.clone()))),
+            ("positions", [of]) => Ok(Self::Positions(of.clone())),
+            ("length", [of]) => Ok(Self::Length(of.clone())),
+            ("mask", [state]) => Ok(Self::Mask { state: state.clone(), new: NewElements::Number(0) }),
+            ("mask", [state, new]) => {
+                // Digits alone are a number. An input that has digits as its name is written with its axis.
+                let number = whole_number(&new.name).filter(|_| new.axis.is_none());
+                let new = number.map_or_else(|| NewElements::Of(new.clone()), NewElements::Number);
+                Ok(Self::Mask { state: state.clone(), new })
+            }
+            ("steps" | "elements" | "positions" | "length" | "mask" | "last", _) => {
+                Err(format!("'{kind}' takes other arguments than '{call}' has: {GENERATED_FORM}"))
+            }
+            _ => Err(format!("'{kind}' is no kind of value: {GENERATED_FORM}")),
+        }
+    }
+}
+
+impl NamedAxis {
+    fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let (name, axis) = with_axis(text)?;
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(format!("'{text}' is no name: {GENERATED_FORM}"));
+        }
+        Ok(Self { name: name.to_owned(), axis })
+    }
+}
+
+impl fmt::Display for NamedAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.input, self.length)?;
-        if let Some(new) = self.new {
-            write!(f, "+{new}")?;
-        }
-        if let Some(axis) = self.axis {
-            write!(f, "@{axis}")?;
-        }
-        match FIRST.iter().find(|(_, first)| *first == self.first && *first != FirstRequest::Zeros) {
-            Some((word, _)) => write!(f, ":{word}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.name)?;
+        self.axis.map_or(Ok(()), |axis| write!(f, "@{axis}"))
     }
 }
 
-impl Ragged {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self> {
-        const OUTPUTS: &str = "padded_outputs";
-        const INPUT_FORM: &str =
-            "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
-        const OUTPUT_FORM: &str = "'output=lengths_output' or 'output=all', separated by spaces or commas, is expected";
-        let inputs = parameters.assigned("padded_inputs", INPUT_FORM, None, |input, value| {
-            let value = value.one(INPUT_FORM)?;
-            let (lengths, axis) = with_axis(&value).map_err(|why| format!("{why}; {INPUT_FORM}"))?;
-            Ok(PaddedInput { input, lengths: lengths.to_owned(), axis })
-        })?;
-        let outputs = parameters.assigned(OUTPUTS, OUTPUT_FORM, None, |output, value| {
-            Ok(PaddedOutput { output, lengths: Some(value.one(OUTPUT_FORM)?).filter(|name| name != "all") })
-        })?;
-        if inputs.is_empty() && !outputs.is_empty() {
-            parameters.refuse(OUTPUTS, "it needs 'padded_inputs'")?;
-        }
-        Ok(Self { inputs, outputs })
-    }
+/// Reads `*FACTOR+ADDEND`. Either part may be missing.
+fn factor_and_addend(text: &str) -> Option<(i64, i64)> {
+    let (factor, addend) = match text.split_once('+') {
+        None => (text, 0),
+        Some((factor, addend)) => (factor, whole_number(addend)?),
+    };
+    let factor = if factor.is_empty() { 1 } else { whole_number(factor.strip_prefix('*')?)? };
+    Some((factor, addend))
+}
+
+fn whole_number<T: FromStr>(digits: &str) -> Option<T> {
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Config;
-
-    #[test]
-    fn what_is_written_is_read() {
-        let config = Config::with_parameters(&[
-            ("input_context", "audio=64 features=7@1 x=13+32@1:whole, z=2:repeat w=2@0:zeros"),
-            ("padded_inputs", "audio=len, features=flen@1"),
-            ("padded_outputs", "y=ylen z=all"),
-            ("warmup_batch_sizes", "1, 4"),
-        ]);
-        let config = config.unwrap();
-        let context =
-            |input: &str, length, axis, first| Context { input: input.to_owned(), length, new: None, axis, first };
-        let expected = [
-            context("audio", 64, None, FirstRequest::Zeros),
-            context("features", 7, Some(1), FirstRequest::Zeros),
-            Context { new: Some(32), ..context("x", 13, Some(1), FirstRequest::Whole) },
-            context("z", 2, None, FirstRequest::Repeat),
-            context("w", 2, Some(0), FirstRequest::Zeros),
-        ];
-        assert_eq!(config.contexts, expected);
-        let written: Vec<String> = expected.iter().map(Context::to_string).collect();
-        assert_eq!(written.join(" "), "audio=64 features=7@1 x=13+32@1:whole z=2:repeat w=2@0");
-        assert_eq!(config.ragged.inputs[1].lengths, "flen");
-        assert_eq!((config.ragged.inputs[0].axis, config.ragged.inputs[1].axis), (None, Some(1)));
-        assert_eq!(config.ragged.outputs[0].lengths.as_deref(), Some("ylen"));
-        assert_eq!(config.ragged.outputs[1].lengths, None);
-        assert_eq!(config.warmup_batch_sizes, [1, 4]);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_refused_with_the_parameter_and_the_value() {
-        for (name, value, word) in [
-            ("input_context", "audio", "input=elements"),
-            ("input_context", "audio=0", "1 or more"),
-            ("input_context", "audio=-3", "1 or more"),
-            ("input_context", "audio=3+", "'audio' has '' elements: 1 or more"),
-            ("input_context", "audio=3+0@1", "'audio' has '0' elements: 1 or more"),
-            ("input_context", "audio=3@1+2", "'1+2' is no axis"),
-            ("input_context", "audio=[1]", "input=elements"),
-            ("input_context", "audio=3@x", "'x' is no axis"),
-            ("input_context", "audio=3:all", "'all' is none of 'zeros', 'repeat', 'whole'"),
-            ("input_context", "audio=3:whole@1", "'whole@1' is none of"),
-            ("input_context", "audio=3 audio=4", "once only"),
-            ("padded_inputs", "audio", "lengths_input"),
-            ("padded_inputs", "audio=len@-1", "'-1' is no axis"),
-            ("padded_outputs", "y=all", "'padded_inputs'"),
-            ("warmup_batch_sizes", "0", "from 1 to 4"),
-            ("warmup_batch_sizes", "1, 5", "'5'"),
-            ("warmup_batch_sizes", "x", "'x'"),
-        ] {
-            let error = Config::with_parameters(&[(name, value)]).unwrap_err().to_string();
-            assert!([name, value, word].iter().all(|part| error.contains(part)), "{error}");
-        }
-    }
 
     #[test]
     fn constants_are_numbers_or_lists() {
@@ -417,6 +398,89 @@ mod tests {
         assert_eq!(constants(" sr = 16000 l=[1,2] ").unwrap(), expected);
         for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
             assert!(constants(text).is_err(), "{text}");
+        }
+    }
+
+    fn read(text: &str) -> Result<Vec<GeneratedInput>> {
+        Config::with_parameters(&[(GENERATED_INPUTS, text)]).map(|config| config.written.generated)
+    }
+
+    fn named(name: &str, axis: Option<usize>) -> NamedAxis {
+        NamedAxis { name: name.to_owned(), axis }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let text = "offset=steps*16+64 position_ids=positions(input_ids@1),lens=length(att_cache)+1, \
+                    seen=elements( x )*3 n=steps mask=mask(past_key_values.0.key@2, input_ids)\n m2=mask(k) \
+                    m3=mask(k,16) m4=mask(k, 16@1) l1=last(steps*16+16) l2=last( elements(x@1)+3, 80 )";
+        let read = read(text).unwrap();
+        let kinds: Vec<_> = read.iter().map(|of| (of.input.as_str(), of.kind.clone(), of.factor, of.addend)).collect();
+        let mask = |state, new| GeneratedKind::Mask { state, new };
+        let input_ids = NewElements::Of(named("input_ids", None));
+        let count = GeneratedKind::Count;
+        let last = |count, length| GeneratedKind::Last { count, length };
+        assert_eq!(
+            kinds,
+            [
+                ("offset", count(NamedCounter::Steps), 16, 64),
+                ("position_ids", GeneratedKind::Positions(named("input_ids", Some(1))), 1, 0),
+                ("lens", GeneratedKind::Length(named("att_cache", None)), 1, 1),
+                ("seen", count(NamedCounter::Elements(named("x", None))), 3, 0),
+                ("n", count(NamedCounter::Steps), 1, 0),
+                ("mask", mask(named("past_key_values.0.key", Some(2)), input_ids), 1, 0),
+                ("m2", mask(named("k", None), NewElements::Number(0)), 1, 0),
+                ("m3", mask(named("k", None), NewElements::Number(16)), 1, 0),
+                ("m4", mask(named("k", None), NewElements::Of(named("16", Some(1)))), 1, 0),
+                ("l1", last(NamedCounter::Steps, None), 16, 16),
+                ("l2", last(NamedCounter::Elements(named("x", Some(1))), Some(80)), 1, 3),
+            ]
+        );
+        assert_eq!(read[0].written, "steps*16+64");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_with_the_value_and_the_reason() {
+        for (text, word) in [
+            ("", "INPUT=steps"),
+            ("offset", "INPUT=steps"),
+            ("=steps", "INPUT=steps"),
+            ("offset=", "INPUT=steps"),
+            ("offset=counter", "'counter' is no kind"),
+            ("offset=counter(x)", "'counter' is no kind"),
+            ("offset=steps(x)", "'steps' takes other arguments than 'steps(x)'"),
+            ("offset=steps()", "'' is no name"),
+            ("offset=elements", "'elements' takes other arguments than 'elements'"),
+            ("offset=elements(x, y)", "'elements' takes other arguments than 'elements(x, y)'"),
+            ("offset=mask(a, b, c)", "'mask' takes other arguments than 'mask(a, b, c)'"),
+            ("offset=elements(x", "no ')'"),
+            ("offset=elements()", "'' is no name"),
+            ("offset=elements(x y)", "'x y' is no name"),
+            ("offset=elements(x@y)", "'y' is no axis"),
+            ("offset=elements(x@-1)", "'-1' is no axis"),
+            ("offset=steps*", "'*' follows"),
+            ("offset=steps*x", "'*x' follows"),
+            ("offset=steps*-1", "'*-1' follows"),
+            ("offset=steps+1*2", "'+1*2' follows"),
+            ("offset=steps*99999999999999999999", "follows"),
+            ("offset=elements(x)y", "'y' follows"),
+            ("m=mask(k, x)*2", "a mask has no factor"),
+            ("m=last", "'last' takes other arguments than 'last'"),
+            ("m=last(steps", "'last(steps' does not end with ')'"),
+            ("m=last(steps)*16", "'last(steps)*16' does not end with ')': '*FACTOR'"),
+            ("m=last(steps*x)", "'*x' follows"),
+            ("m=last(counter)", "'counter' is no kind"),
+            ("m=last(length(k))", "'length(k)' is no number of 'last'"),
+            ("m=last(mask(k, x))", "'x)' is no length"),
+            ("m=last()", "'' is no kind"),
+            ("m=last(steps, x)", "'x' is no length"),
+            ("m=last(steps, )", "'' is no length"),
+            ("m=last(steps, 80, 80)", "'80, 80' is no length"),
+            ("m=last(steps, 4294967296)", "'4294967296' is no length"),
+            ("offset=steps offset=steps", "'offset' may be given once only"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!([GENERATED_INPUTS, text, word].iter().all(|part| error.contains(part)), "{text}: {error}");
         }
     }
 }

@@ -4,7 +4,6 @@ use sequences::scheduler::IdleRule;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ControlKind, FalseTrue, Flag, scans};
 
 fn minimal() -> Value {
     json!({
@@ -225,7 +224,7 @@ fn options_of_openvino_model_server_keep_its_rule_for_idle_sequences() {
     let both = [("sequence_idle_timeout_ms", "1500"), ("idle_sequence_cleanup", "false"), ("stateful", "true")];
     assert_eq!(rule(&both, Some("2")), after(Duration::from_millis(1500)));
     for wrong in ["soon", "-1", "inf", "NaN", "1e300"] {
-        assert_eq!(crate::config::scans(wrong), None, "{wrong}");
+        assert_eq!(super::scans(wrong), None, "{wrong}");
         let error = without_batching(&[(SCANS, wrong)], 1).unwrap_err().to_string();
         assert!(error.contains(SCANS) && error.contains(wrong) && error.contains("number of minutes"), "{error}");
     }
