@@ -48,6 +48,11 @@ pub enum Provider {
     Gpu { stream: Arc<OwnedStream>, providers: Providers },
 }
 
+/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
+/// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
+const CUDA_DEFAULTS: [(&str, &str); 3] =
+    [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
+
 impl Provider {
     /// The provider for the device of a stream.
     pub fn of(stream: Arc<OwnedStream>, providers: Providers) -> Self {
@@ -60,9 +65,37 @@ impl Provider {
         self.append_to(&mut builder)
     }
 
+    /// Lets the session run on the stream's device.
     fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), OpenError> {
         let Self::Gpu { stream, providers } = self else { return Ok(()) };
-        append_providers(builder, stream, providers)
+        let device = stream.device().number();
+        let unusable = |why| OpenError::Provider { device, why };
+        let rejected = |why| OpenError::ProviderOptions { device, why };
+        if let Some(options) = &providers.tensorrt {
+            let tensorrt = ProviderOptions::of(tensorrt_functions(), device).map_err(unusable)?;
+            tensorrt.set(&with_device(options, device)).map_err(rejected)?;
+            // TensorRT's provider comes before CUDA's, because ONNX Runtime offers each node to the providers in order.
+            tensorrt.append(builder, stream).map_err(unusable)?;
+        }
+        let mut options = with_device(&providers.cuda, device);
+        if providers.cuda_graph {
+            options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
+        }
+        let cuda = ProviderOptions::of(cuda_functions(), device).map_err(unusable)?;
+        // The user's options alone first, so that an error is about those.
+        cuda.set(&options).map_err(rejected)?;
+        for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
+            let mut more = options.clone();
+            more.insert((*name).to_owned(), (*value).to_owned());
+            match cuda.set(&more) {
+                Ok(()) => options = more,
+                // An older ONNX Runtime may not know the option.
+                Err(why) => log::info!("without {name}={value}: {why}"),
+            }
+        }
+        // The last try may have failed, so those that worked are set again.
+        cuda.set(&options).map_err(rejected)?;
+        cuda.append(builder, stream).map_err(unusable)
     }
 }
 
@@ -312,47 +345,6 @@ fn tensor_info(name: &str, value: &ValueType) -> Result<TensorInfo, OpenError> {
     let data_type = known.ok_or_else(|| unsupported(format!("{ty}")))?;
     let symbols = dimension_symbols.iter().map(|symbol| symbol.to_string()).collect();
     Ok(TensorInfo { name, data_type, dims: shape.to_vec(), symbols })
-}
-
-/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
-/// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
-const CUDA_DEFAULTS: [(&str, &str); 3] =
-    [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
-
-/// Lets the session run on the stream's device.
-fn append_providers(
-    builder: &mut SessionBuilder,
-    stream: &OwnedStream,
-    providers: &Providers,
-) -> Result<(), OpenError> {
-    let device = stream.device().number();
-    let unusable = |why| OpenError::Provider { device, why };
-    let rejected = |why| OpenError::ProviderOptions { device, why };
-    if let Some(options) = &providers.tensorrt {
-        let tensorrt = ProviderOptions::of(tensorrt_functions(), device).map_err(unusable)?;
-        tensorrt.set(&with_device(options, device)).map_err(rejected)?;
-        // TensorRT's provider comes before CUDA's, because ONNX Runtime offers each node to the providers in their order.
-        tensorrt.append(builder, stream).map_err(unusable)?;
-    }
-    let mut options = with_device(&providers.cuda, device);
-    if providers.cuda_graph {
-        options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
-    }
-    let cuda = ProviderOptions::of(cuda_functions(), device).map_err(unusable)?;
-    // The user's options alone first, so that an error is about those.
-    cuda.set(&options).map_err(rejected)?;
-    for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
-        let mut more = options.clone();
-        more.insert((*name).to_owned(), (*value).to_owned());
-        match cuda.set(&more) {
-            Ok(()) => options = more,
-            // An older ONNX Runtime may not know the option.
-            Err(why) => log::info!("without {name}={value}: {why}"),
-        }
-    }
-    // The last try may have failed, so those that worked are set again.
-    cuda.set(&options).map_err(rejected)?;
-    cuda.append(builder, stream).map_err(unusable)
 }
 
 fn with_device(options: &Options, device: i32) -> Options {
