@@ -125,10 +125,10 @@ fn table(functions: &[ForeignItemFn]) -> [Item; 2] {
                 ///
                 /// The library's symbols of these names must be Triton's functions, and the library
                 /// must stay loaded while the table is used.
-                pub(crate) unsafe fn from_library(library: &crate::resolve::Library) -> Self {
+                pub(crate) unsafe fn from_library(library: &crate::Library) -> Self {
                     // SAFETY: the caller guarantees that the symbols are Triton's functions; the types are the
                     // header's.
-                    unsafe { Self { #( #names: crate::resolve::find(library, #c_names), )* } }
+                    unsafe { Self { #( #names: crate::find(library, #c_names), )* } }
                 }
             }
         },

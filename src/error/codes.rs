@@ -1,12 +1,11 @@
-//! Reasons of failed requests, and codes of what both loading and requests meet: memory, a device, a run of ONNX Runtime, a
-//! panic.
+//! Reasons of failed requests, and codes of what both loading and requests meet: memory, a device, a run of ONNX
+//! Runtime.
 
 use gpu_rows::DeviceError;
 
 use crate::memory::MemoryError;
-use crate::panic::Panic;
 use crate::session::SessionError;
-use crate::triton::{self, Code};
+use crate::triton::Code;
 
 /// Why a request failed, in the words of the metric `stateful_requests_failed_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,12 +83,6 @@ fn is_out_of_memory(why: &str) -> bool {
     ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
 }
 
-impl From<Panic> for triton::Error {
-    fn from(panic: Panic) -> Self {
-        Self::new(Code::Internal, panic.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +90,7 @@ mod tests {
 
     use crate::error::{LoadError, RequestError, RunError};
     use crate::memory::NoRoom;
+    use crate::triton;
 
     fn codes(error: fn() -> SessionError) -> [Code; 2] {
         [LoadError::from(error()).into(), RequestError::from(error()).into()].map(|error: triton::Error| error.code)

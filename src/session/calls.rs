@@ -1,18 +1,20 @@
-//! The calls of a step to ONNX Runtime: the arguments; an IO binding, without which ONNX Runtime can't leave an output of open
-//! shape on a device; and CUDA graphs, captured once for each number of rows and set of given tensors, and replayed from then
-//! on.
+//! The calls of a step to ONNX Runtime: the arguments; an IO binding, without which ONNX Runtime can't leave an output
+//! of open shape on a device; CUDA graphs, captured once for each number of rows and set of given tensors, and replayed
+//! from then on; and a limit of the time of runs.
 //!
 //! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
-//! the thread that captured it, because ONNX Runtime keeps it there. Triton loads a model on another thread, so graphs are
-//! captured while requests are served. While one is captured, nothing else of this backend may allocate or run on a GPU.
-//! A capture waits for the runs under way.
-//! While a session is opened or another graph is captured, runs go without a graph, and the next one tries again.
+//! the thread that captured it, because ONNX Runtime keeps it there. Triton loads a model on another thread, so graphs
+//! are captured while requests are served. While one is captured, nothing else of this backend may allocate or run on a
+//! GPU. A capture waits for the runs under way. While a session is opened or another graph is captured, runs go without
+//! a graph, and the next one tries again.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
 
 use gpu_rows::{for_capture, for_run};
 use ort::sys::{OrtIoBinding, OrtValue};
@@ -192,5 +194,41 @@ impl Graphs {
         }
         let _no_capture = for_run();
         run(session.run_options())
+    }
+}
+
+/// Ends the runs of a step once the time has passed, unless it is dropped first.
+pub struct TimeLimit {
+    ends_at: Instant,
+    stop: mpsc::Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TimeLimit {
+    pub(super) fn new(options: Arc<RunOptions>, limit: Duration) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let wait = move || {
+            if stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                options.terminate();
+            }
+        };
+        let ends_at = Instant::now() + limit;
+        // The thread of the run is inside ONNX Runtime, so another one has to end the run.
+        let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
+        Ok(Self { ends_at, stop, thread: Some(thread) })
+    }
+
+    /// Whether runs fail because of it.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.ends_at
+    }
+}
+
+impl Drop for TimeLimit {
+    fn drop(&mut self) {
+        // It has ended if the time has passed. It doesn't panic.
+        let _ = self.stop.send(());
+        // Core may unload this library when the load fails, so no thread may outlive it.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -1,25 +1,23 @@
-//! Sessions.
+//! Opens sessions: on the CPU, or on a GPU with ONNX Runtime's CUDA and TensorRT providers, which get our stream and
+//! our options.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use gpu_rows::{OwnedStream, for_session};
 use ort::AsPointer;
 use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use ort::sys::{OrtCUDAProviderOptionsV2, OrtSessionOptions, OrtStatusPtr, OrtTensorRTProviderOptionsV2};
 use ort::value::{Outlet, ValueType};
 use rows::tensor::DataType;
 
 use super::library::Library;
-use super::providers;
-use super::value::{self, OpenError, SessionError};
-use crate::config::{GraphOptimization, Providers, SessionOptions};
+use super::value::{OpenError, SessionError, check, element_type};
+use crate::config::{GraphOptimization, Options, Providers, SessionOptions};
 use crate::onnx::{ModelSource, Signature, TensorInfo};
 
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
@@ -50,6 +48,11 @@ pub enum Provider {
     Gpu { stream: Arc<OwnedStream>, providers: Providers },
 }
 
+/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
+/// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
+const CUDA_DEFAULTS: [(&str, &str); 3] =
+    [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
+
 impl Provider {
     /// The provider for the device of a stream.
     pub fn of(stream: Arc<OwnedStream>, providers: Providers) -> Self {
@@ -62,9 +65,37 @@ impl Provider {
         self.append_to(&mut builder)
     }
 
+    /// Lets the session run on the stream's device.
     fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), OpenError> {
         let Self::Gpu { stream, providers } = self else { return Ok(()) };
-        providers::append(builder, stream, providers)
+        let device = stream.device().number();
+        let unusable = |why| OpenError::Provider { device, why };
+        let rejected = |why| OpenError::ProviderOptions { device, why };
+        if let Some(options) = &providers.tensorrt {
+            let tensorrt = ProviderOptions::of(tensorrt_functions(), device).map_err(unusable)?;
+            tensorrt.set(&with_device(options, device)).map_err(rejected)?;
+            // TensorRT's provider comes before CUDA's, because ONNX Runtime offers each node to the providers in order.
+            tensorrt.append(builder, stream).map_err(unusable)?;
+        }
+        let mut options = with_device(&providers.cuda, device);
+        if providers.cuda_graph {
+            options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
+        }
+        let cuda = ProviderOptions::of(cuda_functions(), device).map_err(unusable)?;
+        // The user's options alone first, so that an error is about those.
+        cuda.set(&options).map_err(rejected)?;
+        for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
+            let mut more = options.clone();
+            more.insert((*name).to_owned(), (*value).to_owned());
+            match cuda.set(&more) {
+                Ok(()) => options = more,
+                // An older ONNX Runtime may not know the option.
+                Err(why) => log::info!("without {name}={value}: {why}"),
+            }
+        }
+        // The last try may have failed, so those that worked are set again.
+        cuda.set(&options).map_err(rejected)?;
+        cuda.append(builder, stream).map_err(unusable)
     }
 }
 
@@ -209,7 +240,7 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     // The arena would keep the memory that `pages` is to give back.
     if options.pages || !options.mem_arena {
         // SAFETY: the builder's options are alive and borrowed exclusively; the status is used once.
-        unsafe { value::check((ort::api().DisableCpuMemArena)(builder.ptr_mut())) }?;
+        unsafe { check((ort::api().DisableCpuMemArena)(builder.ptr_mut())) }?;
     }
     Ok(builder)
 }
@@ -259,14 +290,14 @@ impl RunOptions {
         }
         // SAFETY: plain creation of an object that `made` owns; the texts live during the calls.
         unsafe {
-            value::check((ort::api().CreateRunOptions)(&mut made.0))?;
+            check((ort::api().CreateRunOptions)(&mut made.0))?;
             for (name, value) in entries {
                 let value = CString::new(value).map_err(|error| error.to_string())?;
-                value::check((ort::api().AddRunConfigEntry)(made.0, name.as_ptr(), value.as_ptr()))?;
+                check((ort::api().AddRunConfigEntry)(made.0, name.as_ptr(), value.as_ptr()))?;
             }
             if is_quiet {
                 const FATAL: i32 = 4;
-                value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(made.0, FATAL))?;
+                check((ort::api().RunOptionsSetRunLogSeverityLevel)(made.0, FATAL))?;
             }
         }
         Ok(made)
@@ -276,7 +307,7 @@ impl RunOptions {
     pub(super) fn terminate(&self) {
         if !self.0.is_null() {
             // It can't fail. SAFETY: the object lives as long as `self`; any thread may set this flag during runs.
-            let _ = unsafe { value::check((ort::api().RunOptionsSetTerminate)(self.0)) };
+            let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(self.0)) };
         }
     }
 
@@ -291,42 +322,6 @@ impl Drop for RunOptions {
             // SAFETY: made in `new`, released once.
             unsafe { (ort::api().ReleaseRunOptions)(self.0) }
         }
-    }
-}
-
-/// Ends the runs of a step once the time has passed, unless it is dropped first.
-pub struct TimeLimit {
-    ends_at: Instant,
-    stop: mpsc::Sender<()>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl TimeLimit {
-    pub(super) fn new(options: Arc<RunOptions>, limit: Duration) -> std::io::Result<Self> {
-        let (stop, stopped) = mpsc::channel();
-        let wait = move || {
-            if stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                options.terminate();
-            }
-        };
-        let ends_at = Instant::now() + limit;
-        // The thread of the run is inside ONNX Runtime, so another one has to end the run.
-        let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
-        Ok(Self { ends_at, stop, thread: Some(thread) })
-    }
-
-    /// Whether runs fail because of it.
-    pub fn is_over(&self) -> bool {
-        Instant::now() >= self.ends_at
-    }
-}
-
-impl Drop for TimeLimit {
-    fn drop(&mut self) {
-        // It has ended if the time has passed. It doesn't panic.
-        let _ = self.stop.send(());
-        // Core may unload this library when the load fails, so no thread may outlive it.
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -346,8 +341,112 @@ fn tensor_info(name: &str, value: &ValueType) -> Result<TensorInfo, OpenError> {
     let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
         return Err(unsupported(format!("{value}")));
     };
-    let known = DataType::all().find(|&known| value::element_type(known) == *ty);
+    let known = DataType::all().find(|&known| element_type(known) == *ty);
     let data_type = known.ok_or_else(|| unsupported(format!("{ty}")))?;
     let symbols = dimension_symbols.iter().map(|symbol| symbol.to_string()).collect();
     Ok(TensorInfo { name, data_type, dims: shape.to_vec(), symbols })
+}
+
+fn with_device(options: &Options, device: i32) -> Options {
+    let mut options = options.clone();
+    options.insert("device_id".to_owned(), device.to_string());
+    options
+}
+
+struct Functions<T> {
+    provider: &'static str,
+    create: unsafe extern "system" fn(*mut *mut T) -> OrtStatusPtr,
+    update: unsafe extern "system" fn(*mut T, *const *const c_char, *const *const c_char, usize) -> OrtStatusPtr,
+    update_with_value: unsafe extern "system" fn(*mut T, *const c_char, *mut c_void) -> OrtStatusPtr,
+    append: unsafe extern "system" fn(*mut OrtSessionOptions, *const T) -> OrtStatusPtr,
+    release: unsafe extern "system" fn(*mut T),
+}
+
+fn cuda_functions() -> Functions<OrtCUDAProviderOptionsV2> {
+    let api = ort::api();
+    Functions {
+        provider: "CUDA",
+        create: api.CreateCUDAProviderOptions,
+        update: api.UpdateCUDAProviderOptions,
+        update_with_value: api.UpdateCUDAProviderOptionsWithValue,
+        append: api.SessionOptionsAppendExecutionProvider_CUDA_V2,
+        release: api.ReleaseCUDAProviderOptions,
+    }
+}
+
+fn tensorrt_functions() -> Functions<OrtTensorRTProviderOptionsV2> {
+    let api = ort::api();
+    Functions {
+        provider: "TensorRT",
+        create: api.CreateTensorRTProviderOptions,
+        update: api.UpdateTensorRTProviderOptions,
+        update_with_value: api.UpdateTensorRTProviderOptionsWithValue,
+        append: api.SessionOptionsAppendExecutionProvider_TensorRT_V2,
+        release: api.ReleaseTensorRTProviderOptions,
+    }
+}
+
+struct ProviderOptions<T> {
+    options: *mut T,
+    functions: Functions<T>,
+}
+
+impl<T> ProviderOptions<T> {
+    /// Those of a provider that is there: that becomes known when options are first set.
+    fn of(functions: Functions<T>, device: i32) -> Result<Self, String> {
+        let mut options = ptr::null_mut();
+        // SAFETY: plain creation; owned from then on.
+        unsafe { check((functions.create)(&mut options)) }
+            .map_err(|why| format!("this ONNX Runtime has no {} provider: {why}", functions.provider))?;
+        let made = Self { options, functions };
+        made.set_texts(&with_device(&Options::new(), device)).map_err(|why| made.cannot_be_had(&why))?;
+        Ok(made)
+    }
+
+    fn cannot_be_had(&self, why: &str) -> String {
+        format!("the {} provider cannot be used: {why}", self.functions.provider)
+    }
+
+    /// Sets options by text. All others get their defaults by that, the stream too.
+    fn set(&self, options: &Options) -> Result<(), String> {
+        self.set_texts(options).map_err(|why| {
+            let written: Vec<_> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            format!("the {} provider with {}: {why}", self.functions.provider, written.join(", "))
+        })
+    }
+
+    fn set_texts(&self, options: &Options) -> Result<(), String> {
+        let texts = |texts: Vec<&String>| {
+            texts.into_iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>()
+        };
+        let names = texts(options.keys().collect()).map_err(|error| error.to_string())?;
+        let values = texts(options.values().collect()).map_err(|error| error.to_string())?;
+        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let (name_pointers, value_pointers) = (pointers(&names), pointers(&values));
+        // SAFETY: alive and of that kind; the texts live during the call.
+        unsafe {
+            let update = self.functions.update;
+            check(update(self.options, name_pointers.as_ptr(), value_pointers.as_ptr(), options.len()))
+        }
+    }
+
+    /// Appends the provider, which works on the stream.
+    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), String> {
+        let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
+        // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the
+        // stream.
+        unsafe {
+            // After the texts, which reset it.
+            check((self.functions.update_with_value)(self.options, c"user_compute_stream".as_ptr(), handle))
+                .and_then(|()| check((self.functions.append)(builder.ptr_mut(), self.options)))
+        }
+        .map_err(|why| self.cannot_be_had(&why))
+    }
+}
+
+impl<T> Drop for ProviderOptions<T> {
+    fn drop(&mut self) {
+        // SAFETY: made in `of`, released once.
+        unsafe { (self.functions.release)(self.options) }
+    }
 }

@@ -1,67 +1,20 @@
-//! The call of ONNX Runtime, and what is copied to a device before it and from there after it.
+//! The run of a step: the call of ONNX Runtime, what is copied to a device before it, and what is kept and copied back
+//! after it.
 
 use std::ffi::CString;
+use std::ptr;
+use std::sync::Arc;
 
-use gpu_rows::{Foreign, for_run};
-use rows::tensor::{Part, StorageType, element_count};
+use gpu_rows::for_run;
+use rows::tensor::{DataType, StorageType, element_count};
 use smallvec::SmallVec;
 
-use super::{Input, MadeTensor, Output, OutputGiven, Step, tensor_error};
-use crate::memory::Bytes;
-use crate::session::batch_tensor::BatchTensor;
-use crate::session::calls::{Arguments, GraphKey};
-use crate::session::open::RunOptions;
-use crate::session::value::{self, MemoryKind, SessionError, Value};
-
-#[derive(Default)]
-pub struct Run<'a> {
-    pub rows: usize,
-    /// The caller's tensors, by input; none stands for the step's own.
-    pub inputs: Vec<Option<Given<'a>>>,
-    /// The caller's tensors, by output. No input is one of them.
-    pub outputs: Vec<Option<&'a mut BatchTensor>>,
-    /// Rows of inputs that are on the step's device.
-    pub overlays: &'a [Overlay<'a>],
-    /// It may be captured as a CUDA graph, or be a replay of one.
-    pub as_graph: bool,
-}
-
-pub enum Given<'a> {
-    /// One in a buffer of the caller's.
-    Batch(&'a mut BatchTensor),
-    /// One that an earlier run made.
-    Made(&'a MadeTensor),
-    Strings(&'a Value),
-    /// Memory that holds a tensor, where the model runs.
-    Lent {
-        dims: &'a [i64],
-        bytes: Bytes<'a>,
-    },
-}
-
-/// A row of an input that is on the step's device. It is copied to its place of the input after the other rows, which
-/// have been filled on the host.
-pub struct Overlay<'a> {
-    pub input: usize,
-    pub part: Part,
-    pub from: Foreign<'a>,
-}
-
-fn lent_value(input: &Input, dims: &[i64], bytes: Bytes) -> Result<Value, SessionError> {
-    let (data_type, byte_len) = (input.tensor.data_type, bytes.byte_len());
-    let wanted = element_count(dims).and_then(|count| count.checked_mul(data_type.byte_size()?));
-    if wanted != Some(byte_len) {
-        return Err(tensor_error(&input.name, format!("{byte_len} bytes do not make {dims:?}")));
-    }
-    let memory = match (bytes, &input.tensor.device) {
-        (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
-        _ => MemoryKind::Host,
-    };
-    // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
-    // Runtime does not write to inputs.
-    let value = unsafe { Value::over(memory, bytes.address().cast_mut(), byte_len, dims, data_type) };
-    value.map_err(|why| tensor_error(&input.name, why))
-}
+use super::calls::{Arguments, GraphKey};
+use super::open::{RunOptions, Session};
+use super::tensors::BatchTensor;
+use super::value::{MemoryKind, SessionError, Value, check};
+use super::{Given, Input, MadeTensor, Output, OutputGiven, Overlay, Run, Step};
+use crate::memory::{Bytes, TensorMemory};
 
 impl Step {
     /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
@@ -183,7 +136,7 @@ impl Step {
                 output_values.len(),
                 output_values.as_mut_ptr(),
             );
-            value::check(status).map_err(SessionError::Run)
+            check(status).map_err(SessionError::Run)
         };
         match graphs {
             Some(graphs) => graphs.run(session, graph, run),
@@ -219,9 +172,80 @@ impl Step {
     }
 }
 
+impl Output {
+    /// The tensor to write to; null to let ONNX Runtime make one.
+    fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
+        let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
+        self.tensor.shape(dims, rows)?;
+        self.tensor.value().map_err(|why| tensor_error(&self.name, why))
+    }
+
+    fn take(&self, value: *mut ort::sys::OrtValue) -> Option<Value> {
+        // SAFETY: Run was passed null for this output, so it made the tensor and left it to us.
+        if self.is_to_be_made { unsafe { Value::from_run(value) } } else { None }
+    }
+
+    /// Keeps a tensor that ONNX Runtime made, and reads its shape and strings.
+    fn keep_made(&mut self, value: Option<Value>, session: &Arc<Session>) -> Result<(), SessionError> {
+        if !self.is_to_be_made {
+            return Ok(());
+        }
+        let failed = |why| tensor_error(&self.name, why);
+        let value = value.ok_or_else(|| failed("the run made none".to_owned()))?;
+        let dims = value.dims().map_err(failed)?;
+        let count = element_count(&dims);
+        let bytes = count.and_then(|count| count.checked_mul(self.tensor.data_type.byte_size().unwrap_or(0)));
+        let (Some(count), Some(bytes)) = (count, bytes) else { return Err(failed("its size overflows".to_owned())) };
+        if self.tensor.data_type == DataType::Bytes {
+            self.strings = value.strings(count)?;
+        }
+        let (value, is_on_device, _session) = (Arc::new(value), self.stays, session.clone());
+        self.made = Some(MadeTensor { value, dims, bytes, is_on_device, _session });
+        Ok(())
+    }
+
+    /// Copies the input that ONNX Runtime returned for this output to `own`, or without `own` to a buffer of the output,
+    /// because the input's memory may be written again.
+    fn copy_input(&mut self, own: Option<&mut BatchTensor>) -> Result<(), SessionError> {
+        let Some(made) = self.made.take_if(|_| self.tensor.data_type != DataType::Bytes) else { return Ok(()) };
+        let own = own.unwrap_or(&mut self.tensor);
+        let rows = own.batch_axis.and_then(|axis| made.dims.get(axis)).map_or(1, |&rows| rows as usize);
+        own.shape(&made.dims, rows)?;
+        own.host_mut()?.copy_from_slice(made.host()?);
+        Ok(())
+    }
+}
+
+impl OutputGiven {
+    fn new(tensor: &BatchTensor) -> Option<Self> {
+        let TensorMemory::Device(buffer) = &tensor.memory else { return None };
+        Some(Self { address: buffer.address(), bytes: buffer.byte_len(), _memory: buffer.memory().clone() })
+    }
+}
+
+fn lent_value(input: &Input, dims: &[i64], bytes: Bytes) -> Result<Value, SessionError> {
+    let (data_type, byte_len) = (input.tensor.data_type, bytes.byte_len());
+    let wanted = element_count(dims).and_then(|count| count.checked_mul(data_type.byte_size()?));
+    if wanted != Some(byte_len) {
+        return Err(tensor_error(&input.name, format!("{byte_len} bytes do not make {dims:?}")));
+    }
+    let memory = match (bytes, &input.tensor.device) {
+        (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
+        _ => MemoryKind::Host,
+    };
+    // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
+    // Runtime does not write to inputs.
+    let value = unsafe { Value::over(memory, bytes.address().cast_mut(), byte_len, dims, data_type) };
+    value.map_err(|why| tensor_error(&input.name, why))
+}
+
 fn rows_value(tensor: &mut BatchTensor, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
     tensor.set_rows(rows)?;
     tensor.value().map_err(|why| tensor_error(name, why))
+}
+
+fn tensor_error(name: &CString, why: String) -> SessionError {
+    SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
 }
 
 impl GraphKey {
