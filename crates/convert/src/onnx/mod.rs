@@ -144,9 +144,12 @@ pub fn opset(model: &ModelProto) -> i64 {
 }
 
 pub fn opset_of(sets: &[OperatorSetIdProto]) -> i64 {
-    let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
     // Without an entry, ONNX means version 1.
-    sets.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
+    sets.iter().find(|set| is_onnx(set)).map_or(1, OperatorSetIdProto::version)
+}
+
+pub fn is_onnx(set: &OperatorSetIdProto) -> bool {
+    matches!(set.domain(), "" | ONNX_DOMAIN)
 }
 
 impl NodeProto {
