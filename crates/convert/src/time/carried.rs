@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::place::{Layout, Place};
-use super::refusal::{Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::found::{Layout, Place, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{FAR_OVER_SHORT, Tracker};
 use crate::infer::tensor::{Tensor, axis_of};
 use crate::infer::{Shapes, is_passed_on, scan_counts, scan_list, source, turns};

@@ -1,8 +1,7 @@
 //! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`, `RNN` and
 //! their like.
 
-use super::place::{Cut, Layout, Place};
-use super::refusal::{CHECKER, Hint, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::found::{CHECKER, Cut, Hint, Layout, Place, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};

@@ -5,11 +5,9 @@
 //! hold, is refused. Nothing is guessed.
 
 mod carried;
+mod found;
 mod layers;
-mod mixing;
 mod moves;
-mod place;
-mod refusal;
 mod rules;
 mod tracker;
 
@@ -22,9 +20,11 @@ use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
-pub use place::{Cut, Found, Layout, Place, common_divisor};
-pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, Result, UNKNOWN_SHAPE, refuse};
-use refusal::{ONE_LENGTH, WHOLE_INPUT};
+pub use found::{
+    CHECKER, Cut, Found, Hint, Layout, ONE_STEP, Place, Refusal, Refusals, Result, UNKNOWN_SHAPE, common_divisor,
+    refuse,
+};
+use found::{ONE_LENGTH, WHOLE_INPUT};
 pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
 
 impl<'a> Tracker<'a> {
@@ -191,7 +191,7 @@ impl<'a> Tracker<'a> {
         self.run().map_err(|refused| *refused.first)
     }
 
-    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
         let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
@@ -261,7 +261,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         // A malformed node must not be followed by counts that its body does not have.
         let scanned = node.int("num_scan_inputs").unwrap_or(0);
@@ -330,7 +330,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
         let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
         if places.iter().all(|&place| place == Place::Free) {

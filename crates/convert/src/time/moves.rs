@@ -1,7 +1,6 @@
 //! Operators that move, join or take elements.
 
-use super::place::{Cut, Layout, Place};
-use super::refusal::{ATTENTION, ONE_STEP, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::found::{ATTENTION, Cut, Layout, ONE_STEP, Place, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use super::tracker::{Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::shaping::{Taken, permutation, slices};

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use super::place::{Found, Layout, Place};
-use super::refusal::{Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::found::{Found, Layout, Place, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use crate::graph::{captured, inputs_of, producers};
 use crate::infer::Shapes;
 use crate::infer::shaping::permutation;
