@@ -1,8 +1,8 @@
 //! Log mel filter banks of speech, as recognisers take them: Kaldi's, and those of NeMo's streaming models.
 
-use super::builder::Builder;
-use super::framing::{AUDIO, Beginning, FRAMES, Framing, MOST_SAMPLES, Window, transform};
-use super::options::{BuiltinError, Options};
+use super::common::{
+    AUDIO, Beginning, Builder, BuiltinError, END, FRAMES, Framing, MOST_SAMPLES, Options, Window, transform,
+};
 use crate::onnx::schema::ModelProto;
 
 pub const FEATURES: &str = "features";
@@ -218,7 +218,7 @@ fn emphasized_alone(graph: &mut Builder, frames: &str, frame: usize, coefficient
 /// Pre-emphasis of the whole signal. The result is one sample shorter.
 fn emphasized(graph: &mut Builder, signal: &str, coefficient: f64) -> &'static str {
     let (begin, one) = (graph.ints("none", &[0]), graph.ints("one", &[1]));
-    let (last, end) = (graph.ints("last_sample", &[-1]), graph.ints("end", &[super::builder::END]));
+    let (last, end) = (graph.ints("last_sample", &[-1]), graph.ints("end", &[END]));
     graph.slice(1, signal, (&begin, &last), "samples_before");
     graph.slice(1, signal, (&one, &end), "samples");
     difference(graph, "samples", coefficient)

@@ -2,9 +2,10 @@
 
 use std::num::NonZeroUsize;
 
-use super::builder::{Builder, END};
-use super::framing::{AUDIO, CACHE, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Window, inverse, transform};
-use super::options::{BuiltinError, Options};
+use super::common::{
+    AUDIO, Builder, BuiltinError, CACHE, END, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Options, Window, inverse,
+    transform,
+};
 use crate::onnx::schema::ModelProto;
 use crate::report::{STEPS_MULTIPLE, StepsMultiple};
 
