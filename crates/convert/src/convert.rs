@@ -10,10 +10,10 @@ use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::lengths::{keeps_each, passes_lengths_on};
 use crate::cut::{NewState, Start, cut, starts};
 use crate::graph::{InputAxis, prune, required_inputs, sort};
+use crate::names::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
 use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
-use crate::pairs::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
 use crate::prepared::{ConvertError, Prepared, in_order};
 use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,

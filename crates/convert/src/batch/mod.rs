@@ -8,9 +8,9 @@ mod follow;
 use std::collections::HashSet;
 
 use crate::graph::{InputAxis, Names, required_inputs, sort};
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, names};
-use crate::pairs::StatePair;
 use crate::time::{Place, Refusal, Refusals, refuse};
 use follow::{Followed, HELP, edit, follow};
 pub use follow::{SYMBOL, is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};

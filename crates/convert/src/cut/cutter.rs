@@ -8,9 +8,9 @@ use crate::batch;
 use crate::graph::{Content, InputAxis, Names, required_inputs};
 use crate::infer::scan_counts;
 use crate::infer::tensor::Tensor;
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, is_float};
-use crate::pairs::StatePair;
 use crate::time::{Cut, Hint, Place, Refusal, Result, UNKNOWN_SHAPE, refuse};
 
 #[derive(Clone, Debug, PartialEq)]

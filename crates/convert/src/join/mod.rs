@@ -12,9 +12,9 @@ use std::collections::HashMap;
 
 use crate::batch::is_batch_axis;
 use crate::convert::{Converted, Options, convert_read, initial_states_of, scales_of_all, set_initial_states};
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::onnx::{Dim, is_onnx};
-use crate::pairs::StatePair;
 use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple, Warning};
 
 pub use part::{GraphFrom, JoinError, ListedGraph, Part, dims, graphs};

@@ -11,13 +11,12 @@ use bytes::Bytes;
 use super::opsets::{check_newest, raise, raise_function};
 use crate::batch::{is_batch_name, is_made_up};
 use crate::builtin::builtin_names;
-use crate::names::pairs_by_names;
+use crate::names::{StatePair, check_pairs, described_state_pairs, pairs_by_names};
 use crate::onnx::schema::{
     FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TypeProto,
     ValueInfoProto, tensor_shape_proto::dimension::Value, type_proto,
 };
 use crate::onnx::{Dim, bracketed, each_external, function_like_operator, is_onnx, names, opset, opset_of};
-use crate::pairs::{StatePair, check_pairs, described_state_pairs};
 use crate::prepared::{ConvertError, sort_all};
 
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@
 use super::part::{JoinError, Names, Read, Result};
 use crate::batch::is_batch_axis;
 use crate::graph::required_inputs;
+use crate::names::{StatePair, groups};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, names, type_name};
-use crate::pairs::{StatePair, groups};
 
 /// An output, or an input that several graphs take, and the input that takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

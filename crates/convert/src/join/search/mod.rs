@@ -14,9 +14,9 @@ use std::path::Path;
 use super::part::{JoinError, Names, Read, Result};
 use super::wires::Link;
 use crate::batch::{is_batch_name, is_made_up};
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
-use crate::pairs::StatePair;
 use crate::report::InitialState;
 
 pub use plan::{

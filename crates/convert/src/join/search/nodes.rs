@@ -8,9 +8,9 @@ use super::plan::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, PredictorState, SEARCH, SKIP, SKIP_NEXT, TOKENS, TransducerPlan,
 };
 use crate::join::part::{Names, Read, take_graph};
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s, type_bytes};
-use crate::pairs::StatePair;
 
 const INT64: i32 = DataType::Int64 as i32;
 const INT32: i32 = DataType::Int32 as i32;

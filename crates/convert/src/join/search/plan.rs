@@ -4,9 +4,9 @@ use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::required_inputs;
 use crate::join::part::{JoinError, Read, Result};
 use crate::join::wires::{Link, difference, end, find};
+use crate::names::StatePair;
 use crate::onnx::schema::ValueInfoProto;
 use crate::onnx::{DataType, Dim, bracketed, is_float};
-use crate::pairs::StatePair;
 
 /// What the names of the search's own tensors begin with.
 pub const SEARCH: &str = "search";
