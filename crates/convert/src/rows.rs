@@ -194,7 +194,7 @@ fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &D
 pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
     let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
         let differ = axes.iter().filter(|axis| !beside.contains(axis));
-        differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
+        differ.map(InputAxis::to_string).collect::<Vec<_>>().join(",")
     };
     Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
 }

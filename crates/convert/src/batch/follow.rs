@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{InputAxis, Names, inputs_of, required_inputs};
 use crate::infer::Shapes;
-use crate::infer::tensor::{Tensor, list};
+use crate::infer::tensor::list;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, element_count, int64s, numbers};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
@@ -326,8 +326,7 @@ fn merge_starts(
 fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, followed: &Followed) -> Option<Vec<i64>> {
     let shapes = &followed.few;
     let from = shapes.dims(&node.input[0])?;
-    let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
-    let mut target = list(node, &inputs, 1, "shape")?;
+    let mut target = list(node, &shapes.inputs(node), 1, "shape")?;
     // Such a target means another shape, or has the batch already.
     if node.int("allowzero").unwrap_or(0) != 0 || target.contains(&FEW) {
         return None;

@@ -386,9 +386,24 @@ fn turns(length: usize) -> Vec<(f64, f64)> {
     (0..length).map(|at| (exact(angle(at).cos()), exact(-angle(at).sin()))).collect()
 }
 
+/// Adds the spectrum of windowed frames: the real parts of `bins`, and then their imaginary parts.
+pub fn add_spectrum(
+    builder: &mut Builder,
+    frames: &str,
+    window: &[f64],
+    (length, bins): (usize, usize),
+    spectrum: &str,
+) {
+    let matrix = transform(window, length, bins);
+    // A MatMul takes a third of the time of DFT or STFT in ONNX Runtime on a CPU (512 samples; half for a single frame), and
+    // the backend knows how it treats the rows of a batch.
+    let matrix = builder.floats("windowed_fourier_transform", &[window.len(), 2 * bins], &matrix);
+    builder.node("MatMul", &[frames, &matrix], spectrum);
+}
+
 /// The matrix of the Fourier transform of windowed frames. It has a row for each sample, with the real parts of the bins and
 /// then their imaginary parts. A frame that is shorter than `length` is followed by zeros.
-pub fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
+fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
     let turns = turns(length);
     let row = |(at, weight): (usize, &f64)| {
         let turn = |bin: usize| turns[at * bin % length];

@@ -68,6 +68,11 @@ pub fn is_float(elem: i32) -> bool {
     [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
 }
 
+/// Whether elements have one of the types that lengths and tokens have.
+pub fn is_integer(elem: i32) -> bool {
+    [DataType::Int32, DataType::Int64].iter().any(|&integer| elem == integer as i32)
+}
+
 pub fn names<'a>(values: impl IntoIterator<Item = &'a ValueInfoProto>) -> String {
     values.into_iter().map(ValueInfoProto::name).collect::<Vec<_>>().join(", ")
 }

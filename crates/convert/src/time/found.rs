@@ -120,10 +120,9 @@ pub enum Cut {
         cropped: i64,
         fill: f64,
     },
-    /// A tensor joined in front of the steps: input `input` of a `Concat`.
+    /// A tensor joined in front of the steps: the first input of a `Concat`.
     Prefix {
         node: usize,
-        input: usize,
         axis: usize,
         frames: i64,
     },

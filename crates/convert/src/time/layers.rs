@@ -9,10 +9,7 @@ use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
 pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout> {
-    let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its weights from the steps", HELP)) };
-    if places[1..].iter().any(|&place| place != Place::Free) {
-        return Err(refuse(node, "takes its weights from the steps", HELP));
-    }
+    let layout = first(node, places).map_err(|_| refuse(node, "takes its weights from the steps", HELP))?;
     // Only convolutions have weights and mix channels.
     let is_conv = node.op().contains("Conv");
     match layout.axis {
@@ -155,14 +152,10 @@ fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64> {
 
 pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
-    let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
-    let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
+    let Some(pads) = pads(node, &tracker.short.inputs(node), tracker.rank(node, 0)?) else {
         return Err(refuse(node, "has padding that isn't known before it runs", UNKNOWN_SHAPE));
     };
-    let of = |shapes: &Shapes| {
-        let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
-        self::pads(node, &inputs, tracker.rank(node, 0).ok()?)
-    };
+    let of = |shapes: &Shapes| self::pads(node, &shapes.inputs(node), tracker.rank(node, 0).ok()?);
     if [tracker.long, tracker.far].into_iter().filter_map(of).any(|other| other != pads) {
         return Err(refuse(node, "has padding that depends on the length of the whole input", HELP));
     }

@@ -14,7 +14,7 @@ mod tracker;
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, required_inputs};
-use crate::infer::tensor::{Tensor, axis_of};
+use crate::infer::tensor::axis_of;
 use crate::infer::{Shapes, body_inputs, branch, scan_body_inputs, scan_counts, scan_list};
 use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
@@ -220,7 +220,7 @@ impl<'a> Tracker<'a> {
         if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
-        let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
+        let of = |shapes: &Shapes| shapes.inputs(node).split_off(2);
         let starts = of(self.short).into_iter().enumerate();
         let kinds: Vec<Carried> = starts.map(|(carried, start)| kind(body, carried, &start)).collect();
         self.check_turns(node, steps.len, kinds.contains(&Carried::State).then_some(index))?;

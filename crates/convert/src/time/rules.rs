@@ -78,8 +78,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         StepsRule::CumSum => cumulative(tracker, node, places),
         StepsRule::ArgReduce => reduce(tracker, node, places, Some(&[node.int("axis").unwrap_or(0)])),
         StepsRule::Reduce => {
-            let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
-            reduce(tracker, node, places, list(node, &inputs, 1, "axes").as_deref())
+            reduce(tracker, node, places, list(node, &tracker.short.inputs(node), 1, "axes").as_deref())
         }
         StepsRule::GlobalPool => global(node, places, "reduces over time"),
         StepsRule::GlobalNormalization => global(node, places, NORMALIZES),

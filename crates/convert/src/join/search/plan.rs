@@ -6,7 +6,7 @@ use crate::join::part::{JoinError, Read, Result};
 use crate::join::wires::{Link, difference, end, find};
 use crate::names::StatePair;
 use crate::onnx::schema::ValueInfoProto;
-use crate::onnx::{DataType, Dim, bracketed, is_float};
+use crate::onnx::{Dim, bracketed, is_float, is_integer};
 
 /// What the names of the search's own tensors begin with.
 pub const SEARCH: &str = "search";
@@ -288,11 +288,7 @@ fn is_predictor(parts: &[Read], links: &[Link], joint: usize) -> bool {
     let mut free = required_inputs(&part.graph).filter(|input| !part.is_state(input.name())).peekable();
     let is_wired = links.iter().any(|link| link.to.graph == joint - 1);
     let leads_on = links.iter().any(|link| link.from.graph == joint - 1 && link.to.graph == joint);
-    free.peek().is_some() && !is_wired && leads_on && free.all(is_integer)
-}
-
-fn is_integer(value: &ValueInfoProto) -> bool {
-    [DataType::Int32, DataType::Int64].iter().any(|&elem| value.elem() == elem as i32)
+    free.peek().is_some() && !is_wired && leads_on && free.all(|input| is_integer(input.elem()))
 }
 
 /// The axis of the frames, how the joint takes them, and whether it takes any number of rows.
@@ -326,7 +322,7 @@ fn tokens(parts: &[Read], links: &[Link], predictor: usize) -> Result<Tokens> {
         !part.is_state(input.name()) && !is_wired
     };
     let free: Vec<&ValueInfoProto> = required_inputs(&part.graph).filter(is_free).collect();
-    if let Some(other) = free.iter().find(|input| !is_integer(input)) {
+    if let Some(other) = free.iter().find(|input| !is_integer(input.elem())) {
         let other = part.full(other.name());
         return refused(format!("input '{other}' takes nothing: write a wire to it, or name it as a state"));
     }
