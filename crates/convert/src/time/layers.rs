@@ -1,8 +1,10 @@
 //! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`, `RNN` and
 //! their like.
 
-use super::found::{CHECKER, Cut, Hint, Layout, Place, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
-use super::tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker, first};
+use super::tracker::{
+    CHECKER, Cut, FAR_OVER_SHORT, Hint, LONG_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT,
+    first, refuse,
+};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;

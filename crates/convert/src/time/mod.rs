@@ -5,7 +5,6 @@
 //! hold, is refused. Nothing is guessed.
 
 mod carried;
-mod found;
 mod layers;
 mod moves;
 mod rules;
@@ -20,12 +19,11 @@ use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
-pub use found::{
-    CHECKER, Cut, Found, Hint, Layout, ONE_STEP, Place, Refusal, Refusals, Result, UNKNOWN_SHAPE, common_divisor,
-    refuse,
+pub use tracker::{
+    CHECKER, Cut, FAR_OVER_SHORT, Found, Hint, LONG_OVER_SHORT, Layout, ONE_STEP, Place, Refusal, Refusals, Result,
+    Tracker, UNKNOWN_SHAPE, common_divisor, refuse,
 };
-use found::{ONE_LENGTH, WHOLE_INPUT};
-pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
+use tracker::{ONE_LENGTH, WHOLE_INPUT};
 
 impl<'a> Tracker<'a> {
     pub fn run(&mut self) -> Result<(), Refusals> {

@@ -1,7 +1,8 @@
 //! Operators that move, join or take elements.
 
-use super::found::{ATTENTION, Cut, Layout, ONE_STEP, Place, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
-use super::tracker::{Tracker, first};
+use super::tracker::{
+    ATTENTION, Cut, Layout, ONE_STEP, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first, refuse,
+};
 use crate::infer::Shapes;
 use crate::infer::shaping::{Taken, permutation, slices};
 use crate::infer::tensor::axis_of;

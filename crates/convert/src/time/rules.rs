@@ -1,10 +1,10 @@
 //! What each operator does to steps: the rule of each, and the rules of those that combine elements, which must not combine
 //! those of different steps: element-wise operators, matrix products, reductions, normalization and quantization.
 
-use super::found::{
-    ATTENTION, CHECKER, Hint, Layout, NORMALIZES, Place, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse,
+use super::tracker::{
+    ATTENTION, CHECKER, Hint, Layout, NORMALIZES, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first,
+    refuse,
 };
-use super::tracker::{Tracker, first};
 use super::{carried, layers, moves};
 use crate::infer::tensor::{axis_of, list};
 use crate::onnx::element_count;
