@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 use super::given::{Given, row_axis, row_axis_of, varies};
-use super::host::{Difference, Feed, Host, Random};
-use super::models::{Graph, MOST_ELEMENTS, Result, Runs, VerifyError};
+use super::models::{Difference, Feed, Graph, Host, MOST_ELEMENTS, Random, Result, Runs, VerifyError};
 use crate::onnx::{DataType, Dim, element_count, is_float};
 use crate::report::{Report, Role, StartsAt, StepInput};
 

@@ -7,8 +7,7 @@ use ort::environment::Environment;
 
 use super::comparison::{Compared, Comparison};
 use super::given::{Given, check_given, check_types, lengths};
-use super::host::{Feed, Host};
-use super::models::{Graph, Opener, Result, Runs, Source, VerifyError};
+use super::models::{Feed, Graph, Host, Opener, Result, Runs, Source, VerifyError};
 use crate::batch::is_batch_axis;
 use crate::graph::InputAxis;
 use crate::join::{

@@ -3,7 +3,6 @@
 
 mod comparison;
 mod given;
-mod host;
 mod joined;
 mod models;
 
@@ -15,11 +14,9 @@ pub use comparison::Compared;
 use comparison::{Comparison, ROWS_TOGETHER};
 pub use given::{Given, Recording};
 use given::{as_two_rows, batch_dim, check_given, check_types, has_batch, lengths, row_axis_of};
-pub use host::Host;
-use host::{Feed, Random};
 pub use joined::{Amount, JoinedModels, verify_joined};
-use models::{Graph, Opener, Result, Runs};
-pub use models::{Models, Source, VerifyError, environment};
+use models::{Feed, Graph, Opener, Random, Result, Runs};
+pub use models::{Host, Models, Source, VerifyError, environment};
 
 const CHUNKS: [i64; 3] = [1, 2, 7];
 /// Steps of a comparison of models that take one at a time.
