@@ -88,7 +88,7 @@ pub fn input_axis(text: &str) -> Result<InputAxis, String> {
     axis.ok_or_else(|| format!("INPUT@AXIS is expected, not '{text}'"))
 }
 
-pub fn given(text: &str) -> Result<GivenInput, String> {
+fn given(text: &str) -> Result<GivenInput, String> {
     if text.ends_with(".npz") {
         return Ok(GivenInput::Recordings(text.into()));
     }
@@ -314,11 +314,10 @@ fn comparisons(compared: &[Compared], with: &str) -> String {
 }
 
 fn warnings(report: &Report) -> Vec<String> {
+    let with_option = |warning: &Warning| {
+        warning.hint().map_or_else(|| warning.to_string(), |hint| format!("{warning}; {}", option(hint)))
+    };
     report.warnings.iter().map(with_option).chain(unpaired(report)).collect()
-}
-
-fn with_option(warning: &Warning) -> String {
-    warning.hint().map_or_else(|| warning.to_string(), |hint| format!("{warning}; {}", option(hint)))
 }
 
 fn unpaired(report: &Report) -> Option<String> {

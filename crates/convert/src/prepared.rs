@@ -103,10 +103,7 @@ pub fn in_order(mut model: ModelProto) -> Result<Prepared, ConvertError> {
 
 /// Sorts a graph and its inner graphs. Refuses nodes that wait for each other, and two nodes that make one tensor.
 pub fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
-    let refused = |node: &NodeProto, why: String| {
-        let refusal = refuse(node, why, CHECKER);
-        Err(ConvertError::Refused(refusal.into()))
-    };
+    let refused = |node: &NodeProto, why: String| Err(ConvertError::Refused(refuse(node, why, CHECKER).into()));
     // Two makers of one name would make every look-up by name ambiguous.
     let mut made = HashSet::new();
     for node in &graph.node {

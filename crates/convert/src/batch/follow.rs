@@ -131,8 +131,8 @@ fn of_rows(refusal: Refusal) -> Refusal {
         .replace("the length of the whole input", "the number of rows")
         .replace("time axis", "batch axis")
         .replace("steps", "rows")
-        .replace("step", "row");
-    let why = why.replace("is fixed to one length of the input", "has the batch of 1 in its shape");
+        .replace("step", "row")
+        .replace("is fixed to one length of the input", "has the batch of 1 in its shape");
     Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 

@@ -80,8 +80,8 @@ impl Cutter<'_> {
                          '{from}', export the model with its states as inputs and outputs",
                         pairs.join(" ")
                     );
-                    let refusal = refuse(node, format!("starts from input '{from}'"), &help);
-                    return Err(refusal.with_hint(Hint::States));
+                    let why = format!("starts from input '{from}'");
+                    return Err(refuse(node, why, &help).with_hint(Hint::States));
                 }
                 Start::Tensor(name.to_owned())
             }

@@ -228,8 +228,7 @@ pub fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: 
     if layout.axis != 0 || !layout.is_clean() {
         let help = "export the model so that the steps are where ONNX has them, or name another axis";
         let why = format!("gets the steps where it takes the features of a step{}", tracker.by_reshape(node));
-        let refusal = refuse(node, why, help);
-        return Err(refusal.with_hint(Hint::Time));
+        return Err(refuse(node, why, help).with_hint(Hint::Time));
     }
     if layout.is_padded() {
         return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));

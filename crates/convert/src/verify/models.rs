@@ -432,7 +432,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every later
 /// run with these options.
-pub struct RunLimit {
+struct RunLimit {
     limit: Duration,
     options: Arc<RunOptions>,
     began: Arc<Mutex<Option<Instant>>>,
@@ -441,7 +441,7 @@ pub struct RunLimit {
 }
 
 impl RunLimit {
-    pub fn new(limit: Duration) -> Result<Self, String> {
+    fn new(limit: Duration) -> Result<Self, String> {
         let options = Arc::new(RunOptions::new().map_err(|error| error.to_string())?);
         let began = Arc::new(Mutex::new(None));
         let (stop, stopped) = mpsc::channel();
@@ -459,12 +459,12 @@ impl RunLimit {
         Ok(Self { limit, options, began, stop, thread: Some(thread) })
     }
 
-    pub fn begin(&self) -> &RunOptions {
+    fn begin(&self) -> &RunOptions {
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         &self.options
     }
 
-    pub fn end(&self) -> bool {
+    fn end(&self) -> bool {
         let is_late = is_over(&self.began, self.limit);
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = None;
         is_late

@@ -180,9 +180,8 @@ fn pieces(text: &str) -> Result<Vec<String>, String> {
     if found.is_empty() {
         return Err("it has no pieces".to_owned());
     }
-    let missing = found.iter().position(Option::is_none);
-    missing
-        .map_or_else(|| Ok(found.into_iter().flatten().collect()), |number| Err(format!("number {number} has no line")))
+    let there = |(number, piece): (usize, Option<String>)| piece.ok_or_else(|| format!("number {number} has no line"));
+    found.into_iter().enumerate().map(there).collect()
 }
 
 /// Refuses fewer pieces than the logits have tokens. `count` is the number of these, if the graph tells it.
