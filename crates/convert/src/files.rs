@@ -1,4 +1,4 @@
-//! Writes the files of a converted model, a config.pbtxt among them. The model is in a work folder until the comparison is done.
+//! Writes the files of a converted model, and its config.pbtxt. The model is in a work folder until it is compared.
 
 use std::fs;
 use std::io::Write;

@@ -19,7 +19,7 @@
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |
 //! | `builtin` | graphs for the front and the end of models of speech: filter banks, Fourier transforms |
-//! | [`names`] | which inputs and outputs are the two ends of a state: as they are written, by their names, by their shapes |
+//! | [`names`] | which inputs and outputs are the two ends of a state: as written, by their names, by their shapes |
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
 //! | `npz` | headers of arrays in NumPy's files |

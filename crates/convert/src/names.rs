@@ -1,5 +1,5 @@
-//! Which inputs and outputs are the two ends of a state: as options and descriptions write the pairs, as their names show them,
-//! and as shapes suggest them. The names are those that exporters give; `docs/models.md` lists them.
+//! Which inputs and outputs are the two ends of a state: as options and descriptions write the pairs, as their names
+//! show them, and as shapes suggest them. The names are those that exporters give; `docs/models.md` lists them.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! What the commands take and say: the options that they share, the reasons why nothing was written, the options that help, and
-//! what was done, as tables or as JSON.
+//! What the commands take and say: the options that they share, the reasons why nothing was written, the options that
+//! help, and what was done, as tables or as JSON.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! Prepares a model: reads weights that are in files of their own (`external_data`) into it, and puts it in order, so that each
-//! node follows those that it reads from, and each layer has time in front.
+//! Prepares a model: reads weights that are in files of their own (`external_data`) into it, and puts it in order, so
+//! that each node follows those that it reads from, and each layer has time in front.
 //!
-//! Only files in the model's folder are read: a path or a link that leaves the folder could name any file of the machine.
+//! Only files in the model's folder are read: a path or a link out of it could name any file of the machine.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The rows of a batch in a graph: follows them as steps are followed, and puts the batch into nodes that have the 1 written
-//! into their shapes.
+//! The rows of a batch in a graph: follows them as steps are followed, and puts the batch into nodes that have the 1
+//! written into their shapes.
 
 use std::collections::{HashMap, HashSet};
 

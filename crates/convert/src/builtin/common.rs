@@ -1,6 +1,7 @@
-//! What built-in graphs share: their options, `NAME=VALUE` each; a graph in the making, with names that a reader of the graph
-//! understands; and frames. A signal that comes in chunks is cut into overlapping frames, and the samples that later frames need
-//! are kept as a state. Window functions and the matrices of a Fourier transform are computed in 64 bits.
+//! What built-in graphs share: their options, `NAME=VALUE` each; a graph in the making, with names that a reader of the
+//! graph understands; and frames. A signal that comes in chunks is cut into overlapping frames, and the samples that
+//! later frames need are kept as a state. Window functions and the matrices of a Fourier transform are computed in 64
+//! bits.
 
 use std::collections::HashMap;
 use std::f64::consts::TAU;

@@ -116,7 +116,7 @@ impl Raised<'_> {
     fn node(&mut self, mut node: NodeProto, (from, to): (i64, i64), graph: &GraphProto) -> Result<(), String> {
         let mut behind = Vec::new();
         for &(version, operators, change) in CHANGES {
-            // Operators of other domains have versions of their own. A change may have given the node the name of another row.
+            // Operators of other domains have versions of their own. A change may have renamed the node.
             let is_changed = matches!(node.domain(), "" | "ai.onnx") && operators.contains(&node.op_type());
             if version <= from || version > to || !is_changed {
                 continue;

@@ -1,8 +1,8 @@
-//! The graphs that are joined: their list, as a command line or the parameter `join` writes it, each graph, its names in the
-//! joined graph, and the errors of joining.
+//! The graphs that are joined: their list, as a command line or the parameter `join` writes it, each graph, its names
+//! in the joined graph, and the errors of joining.
 //!
-//! A word of the list is a file or the name of a built-in graph, `NAME=` may stand before it, and options of a built-in graph
-//! follow it: `fbank:kaldi num_mel_bins=80 encoder.onnx`.
+//! A word of the list is a file or the name of a built-in graph, `NAME=` may stand before it, and options of a built-in
+//! graph follow it: `fbank:kaldi num_mel_bins=80 encoder.onnx`.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,5 +1,5 @@
-//! Which output of a graph each input of another takes, and the context of such an input: the end of its previous value is
-//! prepended to what the wire brings now. That end is a state of the joined graph.
+//! Which output of a graph each input of another takes, and the context of such an input: the end of its previous value
+//! is prepended to what the wire brings now. That end is a state of the joined graph.
 
 use super::part::{JoinError, Names, Read, Result};
 use crate::batch::is_batch_axis;

@@ -1,4 +1,4 @@
-//! What each operator does to steps: the rule of each, and the rules of those that combine elements, which must not combine
+//! What each operator does to steps: the rule of each, and the rules of those that combine elements, and must not combine
 //! those of different steps: element-wise operators, matrix products, reductions, normalization and quantization.
 
 use super::tracker::{

@@ -1,5 +1,5 @@
-//! What is known about the steps in a graph: the questions that the rules ask, where tensors have steps, where states take over,
-//! and why a node is in the way.
+//! What is known about the steps in a graph: the questions that the rules ask, where tensors have steps, where states
+//! take over, and why a node is in the way.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! Compares a joined model with its graphs, which run one after the other, and its search with a plain loop: row by row, frame
-//! by frame, one run for each question.
+//! Compares a joined model with its graphs, which run one after the other, and its search with a plain loop: row by
+//! row, frame by frame, one run for each question.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
-//! A greedy search inside the joined graph: its last graphs find tokens, so that responses have these, and their texts if a
-//! file lists them.
+//! A greedy search inside the joined graph: its last graphs find tokens, so that responses have these, and their texts
+//! if a file lists them.
 //!
-//! Rules: each row has its own position in time, so rows don't change each other's tokens. Tokens are packed to the left of
-//! their row, `tokens_length` says how many there are, and the width depends on the frames only, so that an answer tells
-//! nothing about other rows.
+//! Rules: each row has its own position in time, so rows don't change each other's tokens. Tokens are packed to the
+//! left of their row, `tokens_length` says how many there are, and the width depends on the frames only, so that an
+//! answer tells nothing about other rows.
 
 mod nodes;
 mod plan;

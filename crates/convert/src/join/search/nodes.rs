@@ -1,8 +1,8 @@
-//! The nodes of a greedy search: of CTC, of a transducer, and those that pack the tokens of each row to the left. Each node is
-//! named after its output.
+//! The nodes of a greedy search: of CTC, of a transducer, and those that pack the tokens of each row to the left. Each
+//! node is named after its output.
 //!
-//! Rule: the width of the outputs depends on the number of frames only. Otherwise the width of a row's answer would tell how
-//! many tokens its neighbours have.
+//! Rule: the width of the outputs depends on the number of frames only. Otherwise the width of a row's answer would
+//! tell how many tokens its neighbours have.
 
 use super::plan::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, PredictorState, SEARCH, SKIP, SKIP_NEXT, TOKENS, TransducerPlan,
