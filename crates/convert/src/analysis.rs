@@ -185,8 +185,7 @@ fn recurrence_on_another_input(graph: &GraphProto, best: &Analysis, other: &Anal
     let all: Vec<String> = best.time.iter().chain(&other.time).map(InputAxis::to_string).collect();
     let why = format!("passes a state along {axis}, and {} could have the steps as well", best.time[0]);
     let help = format!("name the axes that have them, which may be all: {}", all.join(","));
-    let refusal = refuse(&graph.node[cut.node()], why, &help);
-    Some(refusal.with_hint(Hint::Time))
+    Some(refuse(&graph.node[cut.node()], why, &help).with_hint(Hint::Time))
 }
 
 /// The open axes of the inputs, those of one symbol together.

@@ -9,11 +9,11 @@ use crate::analysis::{Analysis, Obstacle, analyse, attempt};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::lengths::{keeps_each, passes_lengths_on};
 use crate::cut::{NewState, Start, cut, starts};
-use crate::graph::{InputAxis, prune, required_inputs, sort};
+use crate::graph::{InputAxis, producers, prune, required_inputs, sort};
+use crate::names::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
 use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
-use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
-use crate::pairs::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
+use crate::onnx::{self, Dim, ReadError, external_files, is_integer, opset};
 use crate::prepared::{ConvertError, Prepared, in_order};
 use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
@@ -280,11 +280,11 @@ pub fn scales_of_all(graph: &GraphProto) -> Vec<String> {
 
 fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     // A FLOAT input may be a part of the steps, such as 0.5, and no length.
-    let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
+    let is_integer = is_integer(input.elem());
     let lens = graph.node.iter().filter(|node| node.is_recurrent());
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     // Exporters cast, sort and gather lengths before a layer takes them.
-    let producers = crate::graph::producers(graph);
+    let producers = producers(graph);
     // Graphs with very many paths to one tensor would be followed again and again.
     let mut seen = HashSet::new();
     while let Some(name) = names.pop() {

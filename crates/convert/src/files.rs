@@ -1,15 +1,16 @@
-//! Writes the files of a converted model. The model is in a work folder until the comparison is done.
+//! Writes the files of a converted model, and its config.pbtxt. The model is in a work folder until it is compared.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use stateful_convert::onnx::{Dim, type_name};
+use stateful_convert::report::{Report, Role, StartsAt, State, StepInput};
 use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, path_in};
 
-use crate::options::{CONFIG, Problem, Shared};
-use crate::texts::{self, config};
+use crate::options::{CONFIG, Problem, Shared, done};
 
 pub struct Origin<'a> {
     /// The files of the source models, which are never overwritten.
@@ -49,7 +50,7 @@ pub fn finish(
         files.splice(1..1, folder.weights_of(targets.folder()));
         files
     });
-    Ok(texts::done(&converted.report, &compared, written.as_deref(), shared, origin.compared_with))
+    Ok(done(&converted.report, &compared, written.as_deref(), shared, origin.compared_with))
 }
 
 /// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
@@ -261,4 +262,98 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
     let path = path.to_owned();
     move |error| Problem::Unwritable { path: path.clone(), error }
+}
+
+const MAX_BATCH_SIZE: i64 = 64;
+
+/// The configuration. What it leaves out, the backend fills in.
+fn config(report: &Report, model: &str, initial_states: Option<&str>, chunk: Option<i64>) -> String {
+    let mut text = "backend: \"stateful\"\n".to_owned();
+    // Triton looks for this name by itself.
+    if model != "model.onnx" {
+        text += &format!("default_model_filename: {}\n", quoted(model));
+    }
+    if let Some(chunk) = chunk {
+        text += &signature(report, chunk);
+    }
+    text += "instance_group [ { kind: KIND_CPU } ]\n";
+    let pairs: Vec<String> = report.states.iter().map(|state| state.pair.to_string()).collect();
+    text += &parameter("state_pairs", &pairs.join(" "));
+    if let Some(file) = initial_states {
+        text += &parameter("initial_state_model", file);
+    }
+    let value = |state: &State| match state.starts_at {
+        StartsAt::Value(value) => Some(format!("{}={value}", state.pair.input)),
+        _ => None,
+    };
+    let values: Vec<String> = report.states.iter().filter_map(value).collect();
+    if !values.is_empty() {
+        text += &parameter("initial_states", &values.join(" "));
+    }
+    text
+}
+
+fn parameter(name: &str, value: &str) -> String {
+    format!("parameters {{ key: {} value {{ string_value: {} }} }}\n", quoted(name), quoted(value))
+}
+
+/// The text in quotes. JSON and the text format have the same escapes for what names can have.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// The inputs with a fixed number of steps, where each has its batch dimension in front and each state has one, or nothing
+/// has one.
+fn signature(report: &Report, chunk: i64) -> String {
+    let is_open = |input: &StepInput, axis: usize| {
+        let steps = matches!(input.role, Role::Steps { axis: time } if time == axis);
+        !steps && !input.dims[axis].is_known()
+    };
+    let open = |input: &StepInput| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect();
+    let open: Vec<Vec<usize>> = report.inputs.iter().map(open).collect();
+    let of_states: Vec<bool> = report.states.iter().map(|state| !state.dims.iter().all(Dim::is_known)).collect();
+    // Triton adds one batch dimension to all tensors or to none.
+    let has_batch = open.iter().all(|axes| *axes == [0]) && of_states.iter().all(|&open| open);
+    if !has_batch && (open.iter().any(|axes| !axes.is_empty()) || of_states.contains(&true)) {
+        return String::new();
+    }
+    let mut text = if has_batch { format!("max_batch_size: {MAX_BATCH_SIZE}\n") } else { String::new() };
+    for input in &report.inputs {
+        let dim = |axis: usize| match &input.dims[axis] {
+            _ if matches!(input.role, Role::Steps { axis: time } if time == axis) => chunk.to_string(),
+            Dim::Known(length) => length.to_string(),
+            _ => "-1".to_owned(),
+        };
+        let dims: Vec<String> = (usize::from(has_batch)..input.dims.len()).map(dim).collect();
+        // Triton takes no empty dims, and a reshape only beside its own batch dimension.
+        let dims = match dims.as_slice() {
+            [] if has_batch => "1 ] reshape { shape: [ ] }".to_owned(),
+            [] => "1 ]".to_owned(),
+            dims => format!("{} ]", dims.join(", ")),
+        };
+        let (name, data_type) = (quoted(&input.name), data_type(input.elem));
+        text += &format!("input {{ name: {name} data_type: {data_type} dims: [ {dims} }}\n");
+    }
+    text
+}
+
+fn data_type(elem: i32) -> String {
+    match type_name(elem) {
+        "FLOAT" => "TYPE_FP32".to_owned(),
+        "FLOAT16" => "TYPE_FP16".to_owned(),
+        "BFLOAT16" => "TYPE_BF16".to_owned(),
+        "DOUBLE" => "TYPE_FP64".to_owned(),
+        name => format!("TYPE_{name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_quotes_are_escaped() {
+        let line = r#"parameters { key: "state_pairs" value { string_value: "<<<h\"0\", C:\\h>>>" } }"#;
+        assert_eq!(parameter("state_pairs", r#"<<<h"0", C:\h>>>"#), format!("{line}\n"));
+    }
 }

@@ -11,7 +11,7 @@
 //! | `convert` | the conversion: bytes in, bytes out |
 //! | `rows` | the rows of a batch: their name, warnings about them, and what the backend asks of a graph that it serves |
 //! | [`join`] | one graph from several |
-//! | `prepared` | reads a model and puts it in order, and says why one isn't converted |
+//! | `prepared` | reads weights in files of their own, puts a model in order, and says why one isn't converted |
 //! | `cut` | the edits that make states, and lengths of rows that requests say |
 //! | [`report`] | what was done |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
@@ -19,16 +19,14 @@
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `infer` | shapes and small values, for inputs of given sizes |
 //! | `builtin` | graphs for the front and the end of models of speech: filter banks, Fourier transforms |
-//! | [`names`] | which inputs and outputs are the two ends of a state, by their names |
-//! | `pairs` | inputs and outputs that are the two ends of a state already |
+//! | [`names`] | which inputs and outputs are the two ends of a state: as written, by their names, by their shapes |
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
-//! | `external` | weights in files of their own |
 //! | `npz` | headers of arrays in NumPy's files |
 //! | `recordings` | recordings of inputs in NumPy's files, for the command |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime. Only four modules open files: `verify` (the models that it compares), `external` (weights
+//! Only `verify` knows ONNX Runtime. Only four modules open files: `verify` (the models that it compares), `prepared` (weights
 //! in the model's folder), `join` (the texts of tokens), and `recordings`.
 
 mod analysis;
@@ -36,7 +34,6 @@ mod batch;
 mod builtin;
 mod convert;
 mod cut;
-mod external;
 mod graph;
 mod infer;
 pub mod join;
@@ -44,7 +41,6 @@ pub mod names;
 #[cfg(feature = "npz")]
 pub mod npz;
 pub mod onnx;
-mod pairs;
 mod prepared;
 #[cfg(feature = "command")]
 pub mod recordings;
@@ -57,10 +53,9 @@ pub mod verify;
 pub use batch::{BatchError, is_batch_axis, is_batch_name, is_made_up};
 pub use builtin::{BuiltinError, builtin, builtin_names};
 pub use convert::{Converted, Options, convert};
-pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
 pub use graph::{InputAxis, OutputAxis};
+pub use names::{BadPairs, StatePair, described_state_pairs, state_pairs};
 pub use onnx::operators::SCALES_AT_RUN_TIME;
-pub use pairs::{BadPairs, StatePair, described_state_pairs, state_pairs};
-pub use prepared::ConvertError;
+pub use prepared::{ConvertError, SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
 pub use rows::{RowsInGraph, crossed_states, passes_on_rows, rows_meet_others, rows_stay_apart};
 pub use time::{Hint, Refusal, Refusals};

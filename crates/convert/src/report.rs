@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::graph::InputAxis;
+use crate::names::StatePair;
 use crate::onnx::{Dim, type_bytes, type_name};
-use crate::pairs::StatePair;
 use crate::time::{Hint, Refusal, Refusals};
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -8,9 +8,9 @@ use crate::analysis::{Analysis, attempt};
 use crate::batch::{self, SYMBOL, is_batch_name};
 use crate::graph::{InputAxis, Names, OutputAxis, producers, prune};
 use crate::infer::Shapes;
+use crate::names::{StatePair, crossed_ends};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, opset};
-use crate::pairs::{StatePair, crossed_ends};
 use crate::prepared::{Prepared, prepared};
 use crate::report::Warning;
 use crate::time::{Cut, Place, Refusal};
@@ -194,7 +194,7 @@ fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &D
 pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
     let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
         let differ = axes.iter().filter(|axis| !beside.contains(axis));
-        differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
+        differ.map(InputAxis::to_string).collect::<Vec<_>>().join(",")
     };
     Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
 }

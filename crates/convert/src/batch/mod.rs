@@ -3,18 +3,16 @@
 //! The rows of the batch are followed through the graph as steps are: an operator that would mix them is refused. On
 //! the way, shapes that have the 1 written into them get the batch in its place.
 
-mod edit;
 mod follow;
 
 use std::collections::HashSet;
 
 use crate::graph::{InputAxis, Names, required_inputs, sort};
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, names};
-use crate::pairs::StatePair;
 use crate::time::{Place, Refusal, Refusals, refuse};
-use edit::edit;
-use follow::{Followed, HELP, follow};
+use follow::{Followed, HELP, edit, follow};
 pub use follow::{SYMBOL, is_batch_axis, is_batch_name, is_made_up, rows, rows_of_odd_lengths};
 
 const MOST_CHOICES: usize = 512;

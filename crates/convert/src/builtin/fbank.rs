@@ -1,8 +1,8 @@
 //! Log mel filter banks of speech, as recognisers take them: Kaldi's, and those of NeMo's streaming models.
 
-use super::builder::Builder;
-use super::framing::{AUDIO, Beginning, FRAMES, Framing, MOST_SAMPLES, Window, transform};
-use super::options::{BuiltinError, Options};
+use super::common::{
+    AUDIO, Beginning, Builder, BuiltinError, END, FRAMES, Framing, MOST_SAMPLES, Options, Window, add_spectrum,
+};
 use crate::onnx::schema::ModelProto;
 
 pub const FEATURES: &str = "features";
@@ -52,11 +52,7 @@ impl Bank {
     /// The energies of the mel bands of `frames`, `[batch, frames, bands]`.
     fn energies(&self, builder: &mut Builder, frames: &str) {
         let bins = self.bins();
-        let matrix = transform(&self.window, self.fft_length(), bins);
-        // A MatMul takes a third of the time of DFT or STFT in ONNX Runtime on a CPU (512 samples), and the backend
-        // knows how it treats the rows of a batch.
-        let matrix = builder.floats("windowed_fourier_transform", &[self.framing.frame, 2 * bins], &matrix);
-        builder.node("MatMul", &[frames, &matrix], "spectrum");
+        add_spectrum(builder, frames, &self.window, (self.fft_length(), bins), "spectrum");
         builder.node("Mul", &["spectrum", "spectrum"], "squares");
         // The squares of real and imaginary parts are added with equal weights.
         let weights = self.mel.weights(bins, self.bin_hz()).repeat(2);
@@ -218,7 +214,7 @@ fn emphasized_alone(graph: &mut Builder, frames: &str, frame: usize, coefficient
 /// Pre-emphasis of the whole signal. The result is one sample shorter.
 fn emphasized(graph: &mut Builder, signal: &str, coefficient: f64) -> &'static str {
     let (begin, one) = (graph.ints("none", &[0]), graph.ints("one", &[1]));
-    let (last, end) = (graph.ints("last_sample", &[-1]), graph.ints("end", &[super::builder::END]));
+    let (last, end) = (graph.ints("last_sample", &[-1]), graph.ints("end", &[END]));
     graph.slice(1, signal, (&begin, &last), "samples_before");
     graph.slice(1, signal, (&one, &end), "samples");
     difference(graph, "samples", coefficient)

@@ -8,9 +8,9 @@ use crate::batch;
 use crate::graph::{Content, InputAxis, Names, required_inputs};
 use crate::infer::scan_counts;
 use crate::infer::tensor::Tensor;
+use crate::names::StatePair;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, is_float};
-use crate::pairs::StatePair;
 use crate::time::{Cut, Hint, Place, Refusal, Result, UNKNOWN_SHAPE, refuse};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -80,8 +80,8 @@ impl Cutter<'_> {
                          '{from}', export the model with its states as inputs and outputs",
                         pairs.join(" ")
                     );
-                    let refusal = refuse(node, format!("starts from input '{from}'"), &help);
-                    return Err(refusal.with_hint(Hint::States));
+                    let why = format!("starts from input '{from}'");
+                    return Err(refuse(node, why, &help).with_hint(Hint::States));
                 }
                 Start::Tensor(name.to_owned())
             }

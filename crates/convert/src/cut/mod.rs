@@ -10,7 +10,6 @@ use crate::analysis::Analysis;
 use crate::graph::{Names, ancestors, content_inputs, producers, prune, sort, used};
 use crate::infer::ops::{hidden_size, pads};
 use crate::infer::scan_counts;
-use crate::infer::tensor::Tensor;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
 use crate::time::{Cut, Result, refuse};
@@ -43,7 +42,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<(Graph
             Cut::Frames { node, axis, frames, cropped, fill } => {
                 cutter.frames(*node, *axis, *frames, *cropped, *fill)?;
             }
-            Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
+            Cut::Prefix { node, axis, frames } => cutter.prefix(*node, *axis, *frames)?,
             // The state replaces the padding, so nothing is left that the node could cut off.
             Cut::Crop { node } => {
                 let node = &mut cutter.graph.node[*node];
@@ -59,7 +58,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<(Graph
 impl Cutter<'_> {
     fn recurrent(&mut self, index: usize) -> Result<()> {
         let node = self.graph.node[index].clone();
-        let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+        let inputs = self.analysis.probes.short.inputs(&node);
         // The rows of a layer are those of its input, whatever the batch is called.
         let x = self.dims(&node, &node.input[0])?;
         let hidden = hidden_size(&node, &inputs)
@@ -115,7 +114,7 @@ impl Cutter<'_> {
         let label = base_name(node.label());
         // A Pad becomes the join itself; other nodes keep their work and get a join in front.
         let joined = if node.op() == "Pad" {
-            let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+            let inputs = self.analysis.probes.short.inputs(&node);
             let mut pads = pads(&node, &inputs, dims.len()).unwrap_or_default();
             // The state replaces the padding along time; that along other axes stays.
             pads[axis] = (0, 0);
@@ -149,7 +148,7 @@ impl Cutter<'_> {
             let target = &mut self.graph.node[index];
             target.set_input(0, &joined);
             // The state brings the frames, so the node must not pad them again.
-            *target = target.clone().with_ints("pads", &pads);
+            *target = std::mem::take(target).with_ints("pads", &pads);
             joined
         };
         // Counted from the end, because a request may have any number of steps.
@@ -175,13 +174,13 @@ impl Cutter<'_> {
         self.graph.node.push(pad);
     }
 
-    fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<()> {
+    fn prefix(&mut self, index: usize, axis: usize, frames: i64) -> Result<()> {
         let node = self.graph.node[index].clone();
-        let start = node.input[input].clone();
+        let start = node.input[0].clone();
         let dims = self.dims(&node, &start)?;
         let elem = self.tensor(&start).elem;
         let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
-        self.graph.node[index].set_input(input, &state_in);
+        self.graph.node[index].set_input(0, &state_in);
         self.slice(&base_name(node.label()), &node.output[0], axis, (-frames, i64::MAX), &state_out);
         Ok(())
     }

@@ -102,8 +102,12 @@ impl Shapes {
         self.known.get(name)?.dims.as_deref()
     }
 
+    pub fn inputs(&self, node: &NodeProto) -> Vec<Tensor> {
+        node.input.iter().map(|name| self.get(name)).collect()
+    }
+
     fn infer_node(&self, node: &NodeProto, opset: i64) -> Result<Vec<Tensor>, String> {
-        let inputs: Vec<Tensor> = node.input.iter().map(|name| self.get(name)).collect();
+        let inputs = self.inputs(node);
         match node.shape_rule() {
             ShapeRule::Loop => Ok(run_loop(self, node, &inputs, opset)),
             ShapeRule::Scan => Ok(run_scan(self, node, opset)),

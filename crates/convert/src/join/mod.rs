@@ -3,32 +3,28 @@
 //! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later graph
 //! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
 
-mod context;
-mod merge;
 mod opsets;
 mod part;
-mod rename;
 mod search;
 mod wires;
 
 use std::collections::HashMap;
 
+use crate::batch::is_batch_axis;
 use crate::convert::{Converted, Options, convert_read, initial_states_of, scales_of_all, set_initial_states};
-use crate::onnx::Dim;
-use crate::onnx::schema::GraphProto;
-use crate::pairs::StatePair;
-use crate::report::Warning;
+use crate::names::StatePair;
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
+use crate::onnx::{Dim, is_onnx};
+use crate::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple, Warning};
 
-pub use context::{Context, PlannedContext, contexts};
 pub use part::{GraphFrom, JoinError, ListedGraph, Part, dims, graphs};
-use part::{Read, Result};
-use rename::Names;
+use part::{Names, Read, Result, set_opset, take_graph};
 pub use search::{
     CtcPlan, FRAMES, Joint, LAST, LAST_NEXT, LENGTHS, NO_TOKEN, PIECES, SKIP, SKIP_NEXT, Search, SearchKind,
     SearchPlan, TOKENS, TransducerPlan, read_pieces,
 };
-use wires::{Link, difference, end, find, resolved};
-pub use wires::{Wire, wires};
+pub use wires::{Context, PlannedContext, Wire, contexts, wires};
+use wires::{Link, check_contexts, difference, end, find, resolved};
 
 #[derive(Clone, Debug, Default)]
 pub struct JoinOptions {
@@ -119,9 +115,9 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
     let mut warnings = unwired(&parts, &links, &states);
     let planned = |search| search::plan(&parts, &links, search, options.pieces.as_deref());
     let search = options.search.as_ref().map(planned).transpose()?;
-    context::check(&options.contexts, &parts)?;
+    check_contexts(&options.contexts, &parts)?;
     for link in &links {
-        let is_whole = context::of(&options.contexts, &parts, link).is_none();
+        let is_whole = link.context(&options.contexts, &parts).is_none();
         if is_whole && !search.as_ref().is_some_and(|search| search.takes_frames(link)) {
             let (source, target) = (link.source(&parts)?, link.target(&parts)?);
             if !target.accepts(source) {
@@ -129,8 +125,8 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
             }
         }
     }
-    let mut names = merge::names(&parts, &links, &options.contexts)?;
-    let fixed_batch = merge::fixed_batch(&parts, &links)?;
+    let mut names = names(&parts, &links, &options.contexts)?;
+    let fixed_batch = fixed_batch(&parts, &links)?;
     let plan = plan(&parts, &links, search, &options.contexts, &names)?;
     let outputs = outputs(&parts, &links, &states, options, &plan)?;
     states.extend(parts.iter().flat_map(|part| {
@@ -141,7 +137,7 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
     if let Some(index) = (0..states.len()).find(is_taken) {
         return Err(JoinError::TwoStates(states.swap_remove(index).output));
     }
-    let mut model = merge::model(&mut parts, &names, opset)?;
+    let mut model = model(&mut parts, &names, opset)?;
     let mut graph = GraphProto { name: Some("joined".to_owned()), ..GraphProto::default() };
     let outside = plan.outside().len();
     for ((part, names), planned) in parts.iter_mut().zip(&names).zip(plan.outside()) {
@@ -149,7 +145,7 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
             context.add(&mut graph, &names.tensor(&context.input));
             states.push(context.pair.clone());
         }
-        merge::add(&mut graph, part, names);
+        add(&mut graph, part, names);
     }
     if let Some(search) = &plan.search {
         states.extend(search.add(&mut graph, &mut parts[outside..], &mut names, options.pieces.as_deref()));
@@ -160,7 +156,7 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
     }
     graph.output.retain(|output| outputs.iter().any(|name| name == output.name()));
     if let Some(rows) = fixed_batch {
-        merge::fix_batch(&mut graph, rows);
+        fix_batch(&mut graph, rows);
     }
     let dims: HashMap<String, Vec<Dim>> =
         graph.output.iter().filter_map(|output| Some((output.name().to_owned(), output.dims()?))).collect();
@@ -178,16 +174,6 @@ pub fn join(parts: &[Part], options: &JoinOptions) -> Result<Joined> {
     }
     converted.report.warnings.splice(0..0, warnings);
     Ok(Joined { converted, plan })
-}
-
-fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning> {
-    let is_of = |part: &Read, name: &str| name.split_once('.').is_some_and(|(graph, _)| graph == part.name);
-    let alone = |(index, part): (usize, &Read)| {
-        let is_linked = links.iter().any(|link| [link.from.graph, link.to.graph].contains(&index));
-        let is_state = states.iter().any(|pair| is_of(part, &pair.input) || is_of(part, &pair.output));
-        (!is_linked && !is_state && parts.len() > 1).then(|| Warning::Unwired(part.name.clone()))
-    };
-    parts.iter().enumerate().filter_map(alone).collect()
 }
 
 fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>> {
@@ -216,6 +202,63 @@ fn read(parts: &[Part], options: &JoinOptions) -> Result<Vec<Read>> {
     Ok(read)
 }
 
+fn unwired(parts: &[Read], links: &[Link], states: &[StatePair]) -> Vec<Warning> {
+    let is_of = |part: &Read, name: &str| name.split_once('.').is_some_and(|(graph, _)| graph == part.name);
+    let alone = |(index, part): (usize, &Read)| {
+        let is_linked = links.iter().any(|link| [link.from.graph, link.to.graph].contains(&index));
+        let is_state = states.iter().any(|pair| is_of(part, &pair.input) || is_of(part, &pair.output));
+        (!is_linked && !is_state && parts.len() > 1).then(|| Warning::Unwired(part.name.clone()))
+    };
+    parts.iter().enumerate().filter_map(alone).collect()
+}
+
+fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Names>> {
+    let mut all: Vec<Names> = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let (mut tensors, mut symbols) = (HashMap::new(), HashMap::new());
+        for link in links.iter().filter(|link| link.to.graph == index) {
+            let (source, target) = (link.source(parts)?, link.target(parts)?);
+            let of_source = &all[link.from.graph];
+            // With context, a node makes the input.
+            let has_context = link.context(contexts, parts).is_some();
+            let made = if has_context { part.full(&link.to.tensor) } else { of_source.tensor(&link.from.tensor) };
+            tensors.insert(link.to.tensor.clone(), made);
+            let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());
+            // A wire that a search takes apart joins no dimensions but the batch.
+            let shared = if given.len() == taken.len() { given.len() } else { 1 };
+            for (axis, dims) in given.iter().zip(&taken).enumerate().take(shared) {
+                if let (Dim::Symbol(given), Dim::Symbol(taken_as)) = dims
+                    && (!has_context || is_batch_axis(&taken, axis))
+                {
+                    symbols.entry(taken_as.clone()).or_insert_with(|| of_source.symbol(given));
+                }
+            }
+        }
+        let functions = part.model.functions.iter();
+        let functions = functions.map(|f| (f.domain().to_owned(), f.name().to_owned(), f.overload().to_owned()));
+        all.push(Names { graph: part.name.clone(), index, tensors, symbols, functions: functions.collect() });
+    }
+    Ok(all)
+}
+
+/// The batch that a wire fixes: one of its ends takes or gives so many rows only, and the other leaves them open. All graphs
+/// have the same rows, so the joined model has them.
+fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>> {
+    for link in links {
+        let (given, taken) = (link.source(parts)?.dims(), link.target(parts)?.dims());
+        let (given, taken) = (given.unwrap_or_default(), taken.unwrap_or_default());
+        for (axis, ends) in given.iter().zip(&taken).enumerate() {
+            match ends {
+                (Dim::Known(_), Dim::Known(_)) => {}
+                (_, Dim::Known(rows)) if batch_axis(&given) == Some(axis) => return Ok(Some(*rows)),
+                (Dim::Known(rows), _) if batch_axis(&taken) == Some(axis) => return Ok(Some(*rows)),
+                _ => {}
+            }
+        }
+    }
+    Ok(None)
+}
+
 fn plan(
     parts: &[Read],
     links: &[Link],
@@ -227,8 +270,8 @@ fn plan(
         let mut planned = PlannedPart { name: part.name.clone(), wired: Vec::new(), contexts: Vec::new() };
         for link in links.iter().filter(|link| link.to.graph == index) {
             planned.wired.push((link.to.tensor.clone(), parts[link.from.graph].full(&link.from.tensor)));
-            if let Some(context) = context::of(contexts, parts, link) {
-                planned.contexts.push(context::planned(context, parts, link, names)?);
+            if let Some(context) = link.context(contexts, parts) {
+                planned.contexts.push(link.planned_context(context, parts, names)?);
             }
         }
         Ok(planned)
@@ -293,4 +336,119 @@ fn outputs(
         return Err(JoinError::NoOutputs(taken));
     }
     Ok(kept)
+}
+
+/// The oldest version of ONNX's format with functions in a model.
+const IR_OF_FUNCTIONS: i64 = 8;
+
+/// A model without a graph that has what the models of all parts have.
+fn model(parts: &mut [Read], names: &[Names], opset: i64) -> Result<ModelProto> {
+    let mut model = ModelProto { producer_name: Some("stateful-convert".to_owned()), ..ModelProto::default() };
+    // The format of the model must know what any part uses.
+    model.ir_version = parts.iter().map(|part| part.model.ir_version()).max();
+    let mut set_by: HashMap<String, (usize, i64)> = HashMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        for set in part.model.opset_import.iter().filter(|set| !is_onnx(set)) {
+            let has_functions = |part: &Read| part.model.functions.iter().any(|f| f.domain() == set.domain());
+            let &mut (first, version) = set_by.entry(set.domain().to_owned()).or_insert((index, set.version()));
+            // The functions of a model define their domain themselves.
+            if version != set.version() && !(has_functions(part) && has_functions(&parts[first])) {
+                let domain = set.domain().to_owned();
+                return Err(JoinError::Domain(parts[first].name.clone(), part.name.clone(), domain));
+            }
+            if first == index {
+                model.opset_import.push(set.clone());
+            }
+        }
+    }
+    set_opset(&mut model.opset_import, opset);
+    for (part, names) in parts.iter_mut().zip(names) {
+        for mut function in std::mem::take(&mut part.model.functions) {
+            names.rename_function(&mut function);
+            model.functions.push(function);
+        }
+    }
+    if !model.functions.is_empty() {
+        model.ir_version = model.ir_version.max(Some(IR_OF_FUNCTIONS));
+    }
+    model.metadata_props = metadata(parts, names)?;
+    Ok(model)
+}
+
+/// The entries of all parts. What several say differently gets the names of the graphs.
+fn metadata(parts: &[Read], names: &[Names]) -> Result<Vec<StringStringEntryProto>> {
+    let mut merged = ModelProto::default();
+    let (mut initial, mut multiples): (Vec<InitialState>, Vec<StepsMultiple>) = (Vec::new(), Vec::new());
+    for (part, names) in parts.iter().zip(names) {
+        for own in &part.model.metadata_props {
+            match own.key() {
+                INITIAL_STATES => {
+                    for mut state in serde_json::from_str::<Vec<InitialState>>(own.value()).unwrap_or_default() {
+                        state.state = names.tensor(&state.state);
+                        if state.value.is_none() {
+                            return Err(JoinError::StartsAtModel(state.state));
+                        }
+                        initial.push(state);
+                    }
+                }
+                STEPS_MULTIPLE => {
+                    let all: Vec<StepsMultiple> = serde_json::from_str(own.value()).unwrap_or_default();
+                    // Only inputs of requests have steps that the backend could count.
+                    let of_requests = all.into_iter().filter(|multiple| !names.tensors.contains_key(&multiple.input));
+                    multiples.extend(of_requests.map(|all| StepsMultiple { input: names.tensor(&all.input), ..all }));
+                }
+                key => {
+                    let differs = |other: &Read| {
+                        let entries = &other.model.metadata_props;
+                        entries.iter().any(|other| other.key() == key && other.value() != own.value())
+                    };
+                    let key = if parts.iter().any(differs) { format!("{}.{key}", part.name) } else { key.to_owned() };
+                    if merged.metadata(&key).is_none() {
+                        merged.set_metadata(&key, Some(own.value().to_owned()));
+                    }
+                }
+            }
+        }
+    }
+    set_initial_states(&mut merged, &initial);
+    merged.set_metadata(STEPS_MULTIPLE, (!multiples.is_empty()).then(|| serde_json::json!(multiples).to_string()));
+    Ok(merged.metadata_props)
+}
+
+fn add(joined: &mut GraphProto, part: &mut Read, names: &Names) {
+    let mut outputs = std::mem::take(&mut part.graph.output);
+    let passed_on: Vec<String> = outputs.iter().map(|output| output.name().to_owned()).collect();
+    let mut graph = take_graph(part, names);
+    for (output, own) in outputs.iter_mut().zip(&passed_on) {
+        let value = &mut GraphProto { output: vec![std::mem::take(output)], ..GraphProto::default() };
+        names.rename(value);
+        *output = value.output.pop().unwrap_or_default();
+        // An output that is an input needs a node where a wire has replaced the input.
+        if names.tensors.contains_key(own) {
+            let name = format!("{}.{own}", names.graph);
+            graph.node.push(NodeProto::make("Identity", &format!("{name}/Identity"), &[output.name()], &[&name]));
+            output.name = Some(name);
+        }
+    }
+    joined.node.append(&mut graph.node);
+    joined.initializer.append(&mut graph.initializer);
+    joined.sparse_initializer.append(&mut graph.sparse_initializer);
+    joined.input.append(&mut graph.input);
+    joined.output.append(&mut outputs);
+    joined.value_info.append(&mut graph.value_info);
+    joined.quantization_annotation.append(&mut graph.quantization_annotation);
+}
+
+fn fix_batch(graph: &mut GraphProto, rows: i64) {
+    for value in graph.input.iter_mut().chain(&mut graph.output) {
+        let Some(mut dims) = value.dims() else { continue };
+        if let Some(axis) = batch_axis(&dims) {
+            dims[axis] = Dim::Known(rows);
+            value.set_dims(&dims);
+        }
+    }
+}
+
+fn batch_axis(dims: &[Dim]) -> Option<usize> {
+    (0..dims.len()).find(|&axis| is_batch_axis(dims, axis))
 }

@@ -37,43 +37,44 @@ enum Change {
     Gone,
 }
 
-const CHANGES: &[(i64, &str, Change)] = &[
-    (9, "BatchNormalization", Change::Spatial),
-    (9, "Scan Upsample", Change::Gone),
-    (10, "Slice", Change::Inputs(&["starts", "ends", "axes"])),
-    (10, "TopK", Change::Inputs(&["k"])),
-    (10, "Upsample", Change::Gone),
-    (11, "Clip", Change::Numbers(&["min", "max"])),
-    (11, "Pad", Change::Numbers(&["pads", "value"])),
-    (11, "Resize", Change::Gone),
-    (11, "Scatter", Change::Renamed("ScatterElements")),
-    (12, "Dropout", Change::Ratio),
-    (13, "Softmax LogSoftmax Hardmax", Change::Softmax),
-    (13, "Squeeze Unsqueeze ReduceSum", Change::Inputs(&["axes"])),
-    (13, "Split", Change::Inputs(&["split"])),
-    (14, "BatchNormalization", Change::OneOutput),
-    (16, "RoiAlign", Change::Default("coordinate_transformation_mode", "output_half_pixel")),
-    (
-        18,
-        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare",
-        Change::Inputs(&["axes"]),
-    ),
-    (18, "Split", Change::NumOutputs),
-    (20, "DFT", Change::DftAxis),
-    (20, "GridSample", Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
-    (21, "GroupNormalization", Change::Gone),
-    (24, "Attention", Change::OneOutput),
+const CHANGES: &[(i64, &[&str], Change)] = &[
+    (9, &["BatchNormalization"], Change::Spatial),
+    (9, &["Scan", "Upsample"], Change::Gone),
+    (10, &["Slice"], Change::Inputs(&["starts", "ends", "axes"])),
+    (10, &["TopK"], Change::Inputs(&["k"])),
+    (10, &["Upsample"], Change::Gone),
+    (11, &["Clip"], Change::Numbers(&["min", "max"])),
+    (11, &["Pad"], Change::Numbers(&["pads", "value"])),
+    (11, &["Resize"], Change::Gone),
+    (11, &["Scatter"], Change::Renamed("ScatterElements")),
+    (12, &["Dropout"], Change::Ratio),
+    (13, &["Softmax", "LogSoftmax", "Hardmax"], Change::Softmax),
+    (13, &["Squeeze", "Unsqueeze", "ReduceSum"], Change::Inputs(&["axes"])),
+    (13, &["Split"], Change::Inputs(&["split"])),
+    (14, &["BatchNormalization"], Change::OneOutput),
+    (16, &["RoiAlign"], Change::Default("coordinate_transformation_mode", "output_half_pixel")),
+    (18, &["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"], Change::Inputs(&["axes"])),
+    (18, &["ReduceMean", "ReduceMin", "ReduceProd", "ReduceSumSquare"], Change::Inputs(&["axes"])),
+    (18, &["Split"], Change::NumOutputs),
+    (20, &["DFT"], Change::DftAxis),
+    (20, &["GridSample"], Change::Modes(&[("bilinear", "linear"), ("bicubic", "cubic")])),
+    (21, &["GroupNormalization"], Change::Gone),
+    (24, &["Attention"], Change::OneOutput),
 ];
 
 /// Raises the nodes of a graph and of the graphs inside it. The text of the error follows the graph's name.
 pub fn raise(graph: &mut GraphProto, from: i64, to: i64) -> Result<(), String> {
-    check_versions(from, to)?;
+    if from < OLDEST {
+        return Err(format!(
+            " has opset {from}, and nodes can be raised from opset {OLDEST} on: export it with opset {OLDEST} or a later one"
+        ));
+    }
+    check_newest(to)?;
     let names = &mut Names::of(graph);
     raise_graph(graph, (from, to), names)
 }
 
 pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Result<(), String> {
-    check_versions(from, to)?;
     let value = |name: &String| ValueInfoProto { name: Some(name.clone()), ..ValueInfoProto::default() };
     let mut graph = GraphProto {
         node: std::mem::take(&mut function.node),
@@ -87,20 +88,10 @@ pub fn raise_function(function: &mut FunctionProto, from: i64, to: i64) -> Resul
 
 /// Refuses a version to which nodes of other graphs can't be raised.
 pub fn check_newest(version: i64) -> Result<(), String> {
-    if version > NEWEST { Err(newer(version)) } else { Ok(()) }
-}
-
-fn newer(version: i64) -> String {
-    format!(" has opset {version}, and nodes can be raised to opset {NEWEST} at most: export it with an older one")
-}
-
-fn check_versions(from: i64, to: i64) -> Result<(), String> {
-    if from < OLDEST {
-        return Err(format!(
-            " has opset {from}, and nodes can be raised from opset {OLDEST} on: export it with opset {OLDEST} or a later one"
-        ));
+    if version <= NEWEST {
+        return Ok(());
     }
-    check_newest(to)
+    Err(format!(" has opset {version}, and nodes can be raised to opset {NEWEST} at most: export it with an older one"))
 }
 
 fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) -> Result<(), String> {
@@ -116,11 +107,6 @@ fn raise_graph(graph: &mut GraphProto, versions: (i64, i64), names: &mut Names) 
     Ok(())
 }
 
-/// Whether a change is that of a node. Operators of other domains have versions of their own.
-fn is_of(node: &NodeProto, operators: &str) -> bool {
-    matches!(node.domain(), "" | "ai.onnx") && operators.split(' ').any(|name| name == node.op_type())
-}
-
 struct Raised<'a> {
     nodes: Vec<NodeProto>,
     names: &'a mut Names,
@@ -130,8 +116,9 @@ impl Raised<'_> {
     fn node(&mut self, mut node: NodeProto, (from, to): (i64, i64), graph: &GraphProto) -> Result<(), String> {
         let mut behind = Vec::new();
         for &(version, operators, change) in CHANGES {
-            // A change may have given the node the name of another row.
-            if version <= from || version > to || !is_of(&node, operators) {
+            // Operators of other domains have versions of their own. A change may have renamed the node.
+            let is_changed = matches!(node.domain(), "" | "ai.onnx") && operators.contains(&node.op_type());
+            if version <= from || version > to || !is_changed {
                 continue;
             }
             let (described, operator) = (node.described(), node.operator());
@@ -155,7 +142,8 @@ impl Raised<'_> {
                 Change::Softmax => behind.extend(self.softmax(&mut node)),
                 Change::NumOutputs => {
                     if node.input_at(1).is_none() {
-                        node = node.clone().with_int("num_outputs", node.output.len() as i64);
+                        let count = node.output.len() as i64;
+                        node = node.with_int("num_outputs", count);
                     }
                 }
                 Change::Ratio => {
@@ -179,11 +167,11 @@ impl Raised<'_> {
                 Change::Modes(renamed) => {
                     let mode = node.text("mode").unwrap_or_else(|| renamed[0].0.to_owned());
                     let new = renamed.iter().find(|(old, _)| *old == mode).map_or(mode.as_str(), |(_, new)| new);
-                    node = node.clone().with_text("mode", new);
+                    node = node.with_text("mode", new);
                 }
                 Change::Default(attribute, value) => {
                     if node.attribute(attribute).is_none() {
-                        node = node.clone().with_text(attribute, value);
+                        node = node.with_text(attribute, value);
                     }
                 }
                 Change::Gone => return Err(kept("has no equal in newer opsets")),
@@ -240,7 +228,7 @@ impl Raised<'_> {
     /// Flattens the input of a softmax to a matrix, as it did itself, and gives the output its shape again.
     fn softmax(&mut self, node: &mut NodeProto) -> Option<NodeProto> {
         let axis = node.int("axis").unwrap_or(1);
-        node.set(NodeProto::default().with_int("axis", -1).attribute.pop()?);
+        *node = std::mem::take(node).with_int("axis", -1);
         // The last axis alone is the same in both versions.
         let (input, output) = (node.input_at(0)?.to_owned(), node.output_at(0)?.to_owned());
         if axis == -1 {

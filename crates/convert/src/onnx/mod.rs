@@ -68,6 +68,11 @@ pub fn is_float(elem: i32) -> bool {
     [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
 }
 
+/// Whether elements have one of the types that lengths and tokens have.
+pub fn is_integer(elem: i32) -> bool {
+    [DataType::Int32, DataType::Int64].iter().any(|&integer| elem == integer as i32)
+}
+
 pub fn names<'a>(values: impl IntoIterator<Item = &'a ValueInfoProto>) -> String {
     values.into_iter().map(ValueInfoProto::name).collect::<Vec<_>>().join(", ")
 }
@@ -144,9 +149,12 @@ pub fn opset(model: &ModelProto) -> i64 {
 }
 
 pub fn opset_of(sets: &[OperatorSetIdProto]) -> i64 {
-    let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
     // Without an entry, ONNX means version 1.
-    sets.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
+    sets.iter().find(|set| is_onnx(set)).map_or(1, OperatorSetIdProto::version)
+}
+
+pub fn is_onnx(set: &OperatorSetIdProto) -> bool {
+    matches!(set.domain(), "" | ONNX_DOMAIN)
 }
 
 impl NodeProto {

@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::place::{Layout, Place};
-use super::refusal::{Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
-use super::tracker::{FAR_OVER_SHORT, Tracker};
+use super::tracker::{FAR_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use crate::infer::tensor::{Tensor, axis_of};
 use crate::infer::{Shapes, is_passed_on, scan_counts, scan_list, source, turns};
-use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{DataType, is_integer};
 
 pub const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i can run in steps; export the model so";
 
@@ -54,10 +52,10 @@ pub fn kind<'a>(body: &'a GraphProto, carried: usize, start: &Tensor) -> Carried
     if elem == DataType::Bool as i32 && source(body, carried + 1) == source(body, 0) {
         return Carried::Counter { exact: false };
     }
-    let is_integer = elem == DataType::Int32 as i32 || elem == DataType::Int64 as i32;
     let makes = |node: &&NodeProto| node.output.first().map(String::as_str) == Some(output.name());
-    let adds =
-        |node: &&NodeProto| is_integer && node.op() == "Add" && node.input.iter().any(|name| name == input.name());
+    let adds = |node: &&NodeProto| {
+        is_integer(elem) && node.op() == "Add" && node.input.iter().any(|name| name == input.name())
+    };
     let other = |node: &'a NodeProto| node.input.iter().find(|name| *name != input.name());
     // A constant of the body is known without the body's inputs.
     let constant = |name: &String| Shapes::infer(body, 1, HashMap::new(), None).get(name).scalar();
@@ -130,10 +128,7 @@ impl Tracker<'_> {
     /// Refuses a loop that doesn't turn once for each step. `recurrence` is the loop's index if it has a state: it is noted
     /// as a recurrence unless it is known to turn another number of times.
     pub fn check_turns(&mut self, node: &NodeProto, len: i64, recurrence: Option<usize>) -> Result<()> {
-        let of = |shapes: &Shapes| {
-            let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
-            turns(shapes, node, &inputs, self.opset)
-        };
+        let of = |shapes: &Shapes| turns(shapes, node, &shapes.inputs(node), self.opset);
         let far = of(self.far);
         match (of(self.short), of(self.long)) {
             (Some(short), Some(long)) if short != len || long <= short => {

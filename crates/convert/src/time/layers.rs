@@ -1,19 +1,17 @@
 //! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`, `RNN` and
 //! their like.
 
-use super::place::{Cut, Layout, Place};
-use super::refusal::{CHECKER, Hint, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
-use super::tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker, first};
+use super::tracker::{
+    CHECKER, Cut, FAR_OVER_SHORT, Hint, LONG_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT,
+    first, refuse,
+};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
 pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout> {
-    let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its weights from the steps", HELP)) };
-    if places[1..].iter().any(|&place| place != Place::Free) {
-        return Err(refuse(node, "takes its weights from the steps", HELP));
-    }
+    let layout = first(node, places).map_err(|_| refuse(node, "takes its weights from the steps", HELP))?;
     // Only convolutions have weights and mix channels.
     let is_conv = node.op().contains("Conv");
     match layout.axis {
@@ -156,14 +154,10 @@ fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64> {
 
 pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout> {
     let layout = first(node, places)?;
-    let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
-    let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
+    let Some(pads) = pads(node, &tracker.short.inputs(node), tracker.rank(node, 0)?) else {
         return Err(refuse(node, "has padding that isn't known before it runs", UNKNOWN_SHAPE));
     };
-    let of = |shapes: &Shapes| {
-        let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
-        self::pads(node, &inputs, tracker.rank(node, 0).ok()?)
-    };
+    let of = |shapes: &Shapes| self::pads(node, &shapes.inputs(node), tracker.rank(node, 0).ok()?);
     if [tracker.long, tracker.far].into_iter().filter_map(of).any(|other| other != pads) {
         return Err(refuse(node, "has padding that depends on the length of the whole input", HELP));
     }
@@ -234,8 +228,7 @@ pub fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: 
     if layout.axis != 0 || !layout.is_clean() {
         let help = "export the model so that the steps are where ONNX has them, or name another axis";
         let why = format!("gets the steps where it takes the features of a step{}", tracker.by_reshape(node));
-        let refusal = refuse(node, why, help);
-        return Err(refusal.with_hint(Hint::Time));
+        return Err(refuse(node, why, help).with_hint(Hint::Time));
     }
     if layout.is_padded() {
         return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));

@@ -6,26 +6,24 @@
 
 mod carried;
 mod layers;
-mod mixing;
 mod moves;
-mod place;
-mod refusal;
 mod rules;
 mod tracker;
 
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, required_inputs};
-use crate::infer::tensor::{Tensor, axis_of};
+use crate::infer::tensor::axis_of;
 use crate::infer::{Shapes, body_inputs, branch, scan_body_inputs, scan_counts, scan_list};
 use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
-pub use place::{Cut, Found, Layout, Place, common_divisor};
-pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, Result, UNKNOWN_SHAPE, refuse};
-use refusal::{ONE_LENGTH, WHOLE_INPUT};
-pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
+pub use tracker::{
+    CHECKER, Cut, FAR_OVER_SHORT, Found, Hint, LONG_OVER_SHORT, Layout, ONE_STEP, Place, Refusal, Refusals, Result,
+    Tracker, UNKNOWN_SHAPE, common_divisor, refuse,
+};
+use tracker::{ONE_LENGTH, WHOLE_INPUT};
 
 impl<'a> Tracker<'a> {
     pub fn run(&mut self) -> Result<(), Refusals> {
@@ -191,7 +189,7 @@ impl<'a> Tracker<'a> {
         self.run().map_err(|refused| *refused.first)
     }
 
-    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
         let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
@@ -220,7 +218,7 @@ impl<'a> Tracker<'a> {
         if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
-        let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
+        let of = |shapes: &Shapes| shapes.inputs(node).split_off(2);
         let starts = of(self.short).into_iter().enumerate();
         let kinds: Vec<Carried> = starts.map(|(carried, start)| kind(body, carried, &start)).collect();
         self.check_turns(node, steps.len, kinds.contains(&Carried::State).then_some(index))?;
@@ -261,7 +259,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         // A malformed node must not be followed by counts that its body does not have.
         let scanned = node.int("num_scan_inputs").unwrap_or(0);
@@ -330,7 +328,7 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
+    fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>> {
         let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
         let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
         if places.iter().all(|&place| place == Place::Free) {

@@ -1,8 +1,8 @@
 //! Operators that move, join or take elements.
 
-use super::place::{Cut, Layout, Place};
-use super::refusal::{ATTENTION, ONE_STEP, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
-use super::tracker::{Tracker, first};
+use super::tracker::{
+    ATTENTION, Cut, Layout, ONE_STEP, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first, refuse,
+};
 use crate::infer::Shapes;
 use crate::infer::shaping::{Taken, permutation, slices};
 use crate::infer::tensor::axis_of;
@@ -53,7 +53,7 @@ fn prefix(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place
             let Some(&frames) = tracker.dims(&node.input[0]).and_then(|dims| dims.get(axis)) else {
                 return Err(refuse(node, "joins a tensor of unknown shape in front of the steps", UNKNOWN_SHAPE));
             };
-            tracker.found.cuts.push(Cut::Prefix { node: index, input: 0, axis, frames });
+            tracker.found.cuts.push(Cut::Prefix { node: index, axis, frames });
             Ok(Layout { len: layout.len + frames, lead: frames, ..*layout })
         }
         _ => Err(refuse(node, "joins tensors along time", "only padding in front of the steps can run in steps")),
@@ -86,7 +86,7 @@ pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
 pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place> {
     let layout = first(node, places)?;
     let of = |shapes: &Shapes| {
-        let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
+        let inputs = shapes.inputs(node);
         let length = inputs[0].dims.as_ref().and_then(|dims| dims.get(layout.axis).copied());
         Some((length?, slices(node, &inputs).ok()??))
     };

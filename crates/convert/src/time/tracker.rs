@@ -1,14 +1,14 @@
-//! What is known about the steps in a graph: the questions that the rules ask.
+//! What is known about the steps in a graph: the questions that the rules ask, where tensors have steps, where states
+//! take over, and why a node is in the way.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
-use super::place::{Found, Layout, Place};
-use super::refusal::{Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
 use crate::graph::{captured, inputs_of, producers};
-use crate::infer::Shapes;
 use crate::infer::shaping::permutation;
 use crate::infer::tensor::{Tensor, axis_of};
+use crate::infer::{Shapes, scan_counts};
 use crate::onnx::element_count;
 use crate::onnx::operators::{ShapeRule, StepsRule};
 use crate::onnx::schema::{GraphProto, NodeProto};
@@ -190,5 +190,314 @@ pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout> {
     match places {
         [Place::At(layout), others @ ..] if others.iter().all(|&place| place == Place::Free) => Ok(*layout),
         _ => Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It holds no steps. It may still depend on how many there are.
+    Free,
+    At(Layout),
+    /// It has one entry, of the last step or, inside a loop's body, of the step that runs.
+    Last,
+    /// It has the entry of a certain step, such as the first. Only its shape may be used.
+    Certain,
+    /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
+    Counter {
+        exact: bool,
+    },
+    /// A sequence with a tensor for each step. `stride` is that of the steps.
+    Sequence {
+        stride: i64,
+    },
+}
+
+impl Place {
+    pub fn layout(&self) -> Option<Layout> {
+        if let Self::At(layout) = self { Some(*layout) } else { None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub axis: usize,
+    /// The axis may have other axes merged into it: it counts `outer` × `len` × `inner`, in this order.
+    pub outer: i64,
+    pub inner: i64,
+    /// Steps, padding included.
+    pub len: i64,
+    /// Steps of padding in front of the first.
+    pub lead: i64,
+    /// Steps behind the last that only padding made.
+    pub trail: i64,
+    /// Steps of the input for each step here: the product of the strides up to this tensor.
+    pub stride: i64,
+}
+
+impl Layout {
+    pub const fn clean(axis: usize, len: i64) -> Self {
+        Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0, stride: 1 }
+    }
+
+    /// The layout of a loop's stacked output, if the loop turns once for each of these steps.
+    pub const fn stacked(self, axis: usize) -> Self {
+        Self { stride: self.stride, ..Self::clean(axis, self.len) }
+    }
+
+    pub const fn on(self, axis: usize) -> Self {
+        Self { axis, ..self }
+    }
+
+    pub const fn is_clean(self) -> bool {
+        self.outer == 1 && self.inner == 1
+    }
+
+    pub const fn is_padded(self) -> bool {
+        self.lead != 0 || self.trail != 0
+    }
+
+    /// The layout after a change of shape that keeps the order of elements.
+    pub fn reshaped(self, from: &[i64], to: &[i64]) -> Option<Self> {
+        // Also in a tensor without elements, where products of dimensions say nothing.
+        if from.len() > self.axis && from.get(..=self.axis) == to.get(..=self.axis) {
+            return Some(self);
+        }
+        let behind = self.inner.checked_mul(element_count(from.get(self.axis + 1..)?))?;
+        let mut suffix: i64 = 1;
+        for axis in (0..to.len()).rev() {
+            let with = suffix.checked_mul(to[axis])?;
+            // The steps lie in this axis, because the axes after it hold fewer elements than one step.
+            if with > behind {
+                let inner = behind / suffix;
+                let block = inner.checked_mul(self.len).filter(|&block| block > 0)?;
+                let fits = behind % suffix == 0 && to[axis] % block == 0;
+                return fits.then(|| Self { axis, outer: to[axis] / block, inner, ..self });
+            }
+            if with <= 0 {
+                return None;
+            }
+            suffix = with;
+        }
+        None
+    }
+}
+
+/// A place where a state carries from request to request what one run kept inside.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cut {
+    Recurrent {
+        node: usize,
+    },
+    Scan {
+        node: usize,
+    },
+    /// Carried values of a `Loop`, counted from 0.
+    Loop {
+        node: usize,
+        carried: Vec<usize>,
+    },
+    /// Padding in front of the steps. In its place, the next run gets the last `frames` steps of the node's first input. A
+    /// `Pad` also leaves out the last `cropped` steps.
+    Frames {
+        node: usize,
+        axis: usize,
+        frames: i64,
+        cropped: i64,
+        fill: f64,
+    },
+    /// A tensor joined in front of the steps: the first input of a `Concat`.
+    Prefix {
+        node: usize,
+        axis: usize,
+        frames: i64,
+    },
+    /// A `Slice` that removes what padding added behind the last step.
+    Crop {
+        node: usize,
+    },
+}
+
+impl Cut {
+    pub const fn node(&self) -> usize {
+        match *self {
+            Self::Recurrent { node }
+            | Self::Scan { node }
+            | Self::Loop { node, .. }
+            | Self::Frames { node, .. }
+            | Self::Prefix { node, .. }
+            | Self::Crop { node } => node,
+        }
+    }
+
+    /// Whether the node passes something from step to step. A loop without states does the same in each turn.
+    pub fn makes_state(&self, graph: &GraphProto) -> bool {
+        match self {
+            Self::Recurrent { .. } | Self::Frames { .. } | Self::Prefix { .. } => true,
+            Self::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
+            Self::Loop { carried, .. } => !carried.is_empty(),
+            Self::Crop { .. } => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    pub cuts: Vec<Cut>,
+    pub places: HashMap<String, Place>,
+    /// The length of a request must be a multiple of this.
+    pub multiple: i64,
+    /// Nodes that take one quantization scale over all steps.
+    pub quantized: Vec<String>,
+    /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
+    pub reached: usize,
+    /// Nodes that pass a state from step to step, also refused ones, unless they start at a state that the model has already.
+    pub recurrences: Vec<usize>,
+    pub goes_on: bool,
+    /// The first node in the way. All that is found after it rests on guesses.
+    pub stopped_at: Option<usize>,
+}
+
+impl Found {
+    pub fn add_multiple(&mut self, steps: i64) {
+        self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
+    }
+}
+
+pub const fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operator} '{node}' {why}; {help}")]
+pub struct Refusal {
+    /// The node's name, or its first output's.
+    pub node: String,
+    pub operator: String,
+    pub why: String,
+    pub help: String,
+    pub hint: Option<Hint>,
+    /// Whether it always combines steps. A reduction may not: many only check a mask.
+    pub mixes: bool,
+}
+
+/// What a caller could say about the model. Each caller has its own names for this: options, or parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    Time,
+    States,
+    Batch,
+    OpenBatch,
+    StartAtZero,
+}
+
+pub const ONE_LENGTH: &str = "is fixed to one length of the input";
+pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
+
+pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
+                         values, or with attention limited to the past";
+pub const CHECKER: &str = "check the model with ONNX's checker";
+
+pub const NORMALIZES: &str = "normalizes over time";
+/// The help for a node that takes certain steps, such as those of an unrolled loop.
+pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
+                            model wants one answer, take the last step; to delay the steps, pad in front first, and then \
+                            cut off the last ones";
+
+pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
+
+pub type Result<T, E = Refusal> = std::result::Result<T, E>;
+
+pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
+    Refusal::of(&node.operator(), node.label(), why, help)
+}
+
+impl Refusal {
+    /// A refusal of what is no node, such as an input: `operator` says what it is.
+    pub fn of(operator: &str, name: &str, why: impl Into<String>, help: &str) -> Self {
+        let (node, operator) = (name.to_owned(), operator.to_owned());
+        Self { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
+    }
+
+    pub fn with_hint(self, hint: Hint) -> Self {
+        Self { hint: Some(hint), ..self }
+    }
+
+    pub fn always_mixing(self) -> Self {
+        Self { mixes: true, ..self }
+    }
+
+    /// Whether only the length of an axis is in the way, as in a graph that makes a single step.
+    pub fn is_of_length(&self) -> bool {
+        self.why.starts_with(ONE_LENGTH)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusals {
+    /// The node that the steps reach first.
+    pub first: Box<Refusal>,
+    /// Later ones. They may be a result of the first.
+    pub others: Vec<Refusal>,
+}
+
+// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
+const MOST_LISTED: usize = 8;
+
+impl Refusals {
+    pub fn new(refused: Vec<Refusal>) -> Option<Self> {
+        let mut refused = refused.into_iter();
+        Some(Self { first: Box::new(refused.next()?), others: refused.collect() })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Refusal> {
+        std::iter::once(&*self.first).chain(&self.others)
+    }
+}
+
+impl From<Refusal> for Refusals {
+    fn from(first: Refusal) -> Self {
+        Self { first: Box::new(first), others: Vec::new() }
+    }
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines: Vec<String> = self.iter().take(MOST_LISTED).map(Refusal::to_string).collect();
+        let more = (self.others.len() + 1).saturating_sub(MOST_LISTED);
+        if more > 0 {
+            lines.push(format!("{more} more nodes stand in the way"));
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: i64 = 48;
+
+    fn at(axis: usize) -> Layout {
+        Layout::clean(axis, STEPS)
+    }
+
+    #[test]
+    fn a_change_of_shape_keeps_the_place_of_the_steps_among_the_elements() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS, 2, 2]), Some(at(1)));
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, 1, STEPS, 4]), Some(at(2)));
+        let merged = at(1).reshaped(&[2, STEPS, 4], &[2 * STEPS, 4]);
+        assert_eq!(merged, Some(Layout { outer: 2, ..at(0) }));
+        assert_eq!(merged.and_then(|merged| merged.reshaped(&[2 * STEPS, 4], &[2, STEPS, 4])), Some(at(1)));
+        let inner = at(0).reshaped(&[STEPS, 2, 4], &[STEPS * 2, 4]);
+        assert_eq!(inner, Some(Layout { inner: 2, ..at(0) }));
+        assert_eq!(at(0).reshaped(&[STEPS, 1], &[STEPS, 1, 1]), Some(at(0)));
+        assert_eq!(at(0).reshaped(&[STEPS, 0, 5, 80], &[STEPS, 0, 400]), Some(at(0)));
+    }
+
+    #[test]
+    fn steps_that_are_taken_apart_have_no_place() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS / 2, 2, 4]), None);
+        assert_eq!(at(0).reshaped(&[STEPS, 3], &[3, STEPS]), None);
+        assert_eq!(at(0).reshaped(&[STEPS, 0], &[0, STEPS]), None);
     }
 }

@@ -3,9 +3,7 @@
 use serde::Serialize;
 
 use super::given::{Given, row_axis, row_axis_of, varies};
-use super::host::{Difference, Feed, Host, Random};
-use super::models::{Graph, MOST_ELEMENTS, Result, Runs, VerifyError};
-use crate::graph::InputAxis;
+use super::models::{Difference, Feed, Graph, Host, MOST_ELEMENTS, Random, Result, Runs, VerifyError};
 use crate::onnx::{DataType, Dim, element_count, is_float};
 use crate::report::{Report, Role, StartsAt, StepInput};
 
@@ -86,10 +84,9 @@ impl Comparison<'_> {
     /// The shape of an input or a state for so many steps and rows.
     pub fn sizes(&self, name: &str, dims: &[Dim], (steps, rows): (i64, i64)) -> Vec<i64> {
         let size = |(axis, dim): (usize, &Dim)| {
-            let is_here = |of: &InputAxis| of.input == name && of.axis == axis;
-            let given = self.given.lengths.iter().find(|(of, _)| is_here(of)).map(|(_, length)| *length);
+            let given = self.given.lengths.iter().find(|(of, _)| of.is(name, axis)).map(|(_, length)| *length);
             match dim {
-                _ if self.report.time.iter().any(is_here) => steps,
+                _ if self.report.time.iter().any(|of| of.is(name, axis)) => steps,
                 Dim::Known(length) => *length,
                 _ => given.unwrap_or(rows),
             }

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use super::host::{Host, is_comparable};
-use super::models::{Result, VerifyError};
+use super::models::{Host, Result, VerifyError, is_comparable};
 use crate::batch::{is_batch_name, is_made_up};
 use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
