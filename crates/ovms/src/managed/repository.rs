@@ -565,14 +565,14 @@ mod tests {
         assert_eq!(
             text,
             r#"backend: "stateful"
-    version_policy {
-      all {
-      }
-    }
-    instance_group { kind: KIND_CPU count: 1 }
-    parameters { key: "max_sequence_number" value { string_value: "7" } }
-    parameters { key: "stateful" value { string_value: "true" } }
-    "#
+version_policy {
+  all {
+  }
+}
+instance_group { kind: KIND_CPU count: 1 }
+parameters { key: "max_sequence_number" value { string_value: "7" } }
+parameters { key: "stateful" value { string_value: "true" } }
+"#
         );
     }
 
