@@ -12,7 +12,6 @@
 //!
 //! Not for: deciding which bytes are copied where.
 
-mod cuda;
 mod driver;
 mod foreign;
 mod moves;
@@ -29,12 +28,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+#[cfg(any(test, feature = "simulated-device"))]
+pub use driver::Counts;
 pub use driver::DeviceError;
-use driver::{Driver, Stream};
+use driver::{Cuda, Driver, Stream};
 pub use foreign::{Foreign, fetch, write};
 pub use queue::{Queue, QueueReport};
-#[cfg(any(test, feature = "simulated-device"))]
-pub use simulated::Counts;
 
 /// A GPU that the process uses.
 pub struct Device {
@@ -164,7 +163,7 @@ fn open_driver(number: i32) -> Result<Box<dyn Driver>, DeviceError> {
     if cfg!(test) || SIMULATE.load(Ordering::Relaxed) || devices_for_cpu_instances() > 0 {
         return Ok(Box::new(simulated::Simulated::new(number)));
     }
-    Ok(Box::new(cuda::Cuda::open(number)?))
+    Ok(Box::new(Cuda::open(number)?))
 }
 
 impl Drop for Device {

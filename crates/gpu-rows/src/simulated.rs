@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
-use super::driver::{DeviceError, Driver, Stream};
+use super::driver::{Counts, DeviceError, Driver, Stream};
 use super::moves::Moves;
 
 /// The patterns of new memory and of freed memory.
@@ -54,14 +54,6 @@ struct State {
     freed: VecDeque<MmapMut>,
     pinned: BTreeMap<u64, MmapMut>,
     counts: Counts,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub allocations: usize,
-    pub waits: usize,
-    pub launches: usize,
-    pub copies: usize,
 }
 
 enum Work {

@@ -9,9 +9,10 @@
 //! | `connections` | bound ports, and the connections that they accept |
 //! | `managed` | the tritonserver that the gateway starts, and its models |
 //! | `grpc`, `rest` | the two protocols |
+//! | `pass_through` | requests of Triton's own APIs, passed on as they are |
 //! | `predict`, `tensor` | a request in TensorFlow Serving's form, as one of Triton |
 //! | `gateway` | what requests share, and which models and versions are served |
-//! | `models` | signatures of models, as Triton gives them and as clients read them |
+//! | `models` | signatures of models, as Triton gives them and as clients read them, and the special inputs |
 //! | `triton` | the connection to tritonserver, and errors |
 //! | `metrics`, `proto` | figures, messages |
 
@@ -22,6 +23,7 @@ mod managed;
 mod metrics;
 mod models;
 mod options;
+mod pass_through;
 mod predict;
 mod proto;
 mod rest;

@@ -20,10 +20,9 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue, Value, cmd};
 
-use crate::connector::{Connector, ask_in_turn, named};
 use crate::location::Host;
 use crate::record::StoreError;
-use crate::server::{PAUSE, PAUSES_UNTIL_TEST, RETRY_AFTER, Server};
+use crate::server::{Connector, PAUSE, PAUSES_UNTIL_TEST, RETRY_AFTER, Server, ask_in_turn, named};
 
 const SLOTS: u16 = 16384;
 

@@ -11,10 +11,9 @@ use std::time::Instant;
 use redis::{Cmd, Value, cmd};
 
 use crate::cluster::Cluster;
-use crate::connector::Connector;
 use crate::location::RedisLocation;
 use crate::record::{Op, Reply, Settings, Store, StoreError, Token};
-use crate::server::Server;
+use crate::server::{Connector, Server};
 
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;

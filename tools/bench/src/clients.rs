@@ -7,9 +7,8 @@ use clap::Args;
 use ort::environment::Environment;
 use serde_json::{Value, json};
 
-use crate::measure::{Cost, Spread, median, pinned, quantile, wake_on_time};
-use crate::model::{Model, batches, rounds_in};
-use crate::raw::Raw;
+use crate::measure::{Cost, Spread, median, pinned, quantile, rounds_in, wake_on_time};
+use crate::model::{Model, Raw};
 use crate::server::{Client, END, Inbox, START, Server, Wants};
 
 #[derive(Args)]
@@ -119,9 +118,9 @@ struct Served {
 impl Served {
     /// What `clients` got from a model, and in which batches. They return the latency of each answer.
     fn to(server: &Server, model: &str, clients: impl FnOnce() -> Timed) -> Self {
-        let before = batches(&server.statistics(model));
+        let before = server.batches(model);
         let Timed { cost, latencies_us } = clients();
-        let after = batches(&server.statistics(model));
+        let after = server.batches(model);
         let answers = latencies_us.len() as f64;
         Self {
             per_s: answers * 1e6 / cost.wall_us,

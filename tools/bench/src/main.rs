@@ -4,7 +4,6 @@
 mod clients;
 mod measure;
 mod model;
-mod raw;
 mod rounds;
 mod server;
 
@@ -15,9 +14,8 @@ use std::time::{Duration, Instant};
 use clap::{Args, Parser, Subcommand};
 use clients::{Clients, Throughput};
 use measure::{Cost, median, pin};
-use model::Spec;
+use model::{Raw, Spec};
 use ort::environment::Environment;
-use raw::Raw;
 use rounds::{Growing, Live, Step};
 use serde_json::{Value, json};
 use server::Server;

@@ -41,6 +41,13 @@ impl Cost {
     }
 }
 
+/// How often to repeat `work` to fill so much time, and at least twice.
+pub fn rounds_in(seconds: f64, mut work: impl FnMut()) -> usize {
+    (0..8).for_each(|_| work());
+    let us = Cost::of(8, &mut work).wall_us;
+    ((seconds * 1e6 / us) as usize).clamp(2, 100_000)
+}
+
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     quantile(values, 0.5)
 }

@@ -1,12 +1,17 @@
-//! The model that is timed: a JSON file says what the benchmark has to know of it, and the server counts its runs.
+//! The model that is timed: what a JSON file says of it, and ONNX Runtime alone with it, the floor.
 
+use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
+use std::ptr;
 
 use clap::Args;
+use memmap2::{Advice, MmapMut};
+use ort::AsPointer;
+use ort::environment::Environment;
+use ort::session::Session;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use ort::sys::{ONNXTensorElementDataType, OrtAllocatorType, OrtMemType, OrtMemoryInfo, OrtStatusPtr, OrtValue};
 use serde::Deserialize;
-use serde_json::Value;
-
-use crate::measure::Cost;
 
 #[derive(Args)]
 pub struct Model {
@@ -82,61 +87,178 @@ impl State {
     }
 }
 
-pub fn rounds_in(seconds: f64, mut work: impl FnMut()) -> usize {
-    (0..8).for_each(|_| work());
-    let us = Cost::of(8, &mut work).wall_us;
-    ((seconds * 1e6 / us) as usize).clamp(2, 100_000)
+/// ONNX Runtime alone. The batch is assembled already, the tensors are made once, and the two ends of a state change
+/// places from step to step. Sets of sequences that take turns have tensors of their own.
+pub struct Raw {
+    session: Session,
+    /// What the pointers below point to.
+    _names: Vec<CString>,
+    input_names: Vec<*const c_char>,
+    output_names: Vec<*const c_char>,
+    inputs: Vec<OrtTensor>,
+    outputs: Vec<OrtTensor>,
+    /// Each state's tensors: one for each set of sequences, and the one that is written.
+    states: Vec<Vec<OrtTensor>>,
+    /// Sets of sequences that take turns, and whose turn it is.
+    sets: usize,
+    turn: usize,
+    grows: bool,
+    /// Arrays of Run, kept so that a step allocates nothing.
+    given: Vec<*const OrtValue>,
+    taken: Vec<*mut OrtValue>,
 }
 
-/// The backend's metric of the bytes that its states were copied.
-pub const COPIED: &str = "stateful_state_bytes_copied_total";
-
-/// What the server counted of a model's runs.
-pub struct Batches {
-    pub runs: f64,
-    pub rows: f64,
-    batch_stats: Value,
+struct OrtTensor {
+    value: *mut OrtValue,
+    /// What the value lies over, if it is ours.
+    _data: Option<MmapMut>,
 }
 
-pub fn batches(statistics: &Value) -> Batches {
-    let model = &statistics["model_stats"][0];
-    let number = |name: &str| model[name].as_f64().unwrap_or_default();
-    let (runs, rows) = (number("execution_count"), number("inference_count"));
-    Batches { runs, rows, batch_stats: model["batch_stats"].clone() }
+/// Buffers of this size and more ask for pages of 2 MiB, as the backend's do: a floor with smaller ones would not be one.
+const HUGE_FROM: usize = 4 << 20;
+
+/// Memory with small numbers in it.
+fn filled(count: usize) -> MmapMut {
+    let bytes = 4 * count.max(1);
+    let mut pages = MmapMut::map_anon(bytes).unwrap_or_else(|error| panic!("{bytes} bytes: {error}"));
+    if bytes >= HUGE_FROM {
+        // Advice: where the system does not take it, pages are small, and the backend's, too.
+        let _ = pages.advise(Advice::HugePage);
+    }
+    let numbers = (0..count).map(|i| (i % 7) as f32 / 16.0);
+    pages.chunks_exact_mut(4).zip(numbers).for_each(|(bytes, number)| bytes.copy_from_slice(&number.to_ne_bytes()));
+    pages
 }
 
-impl Batches {
-    /// Ends the program unless each of `rounds` since then was one batch of `batch` rows: anything else would be timed
-    /// as what it is not.
-    pub fn must_be_exactly(&self, after: &Self, rounds: f64, batch: usize, model: &str) {
-        let (runs, rows) = (after.runs - self.runs, after.rows - self.rows);
-        if runs != rounds || rows != rounds * batch as f64 {
-            eprintln!("{model}: {rounds} rounds of {batch} rows were {runs} runs of {rows} rows in all");
-            std::process::exit(1);
+impl OrtTensor {
+    fn new(dims: &[i64]) -> Self {
+        let count = dims.iter().product::<i64>() as usize;
+        let mut data = filled(count);
+        let mut value = ptr::null_mut();
+        let element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+        // SAFETY: the data lives as long as the value; dims are read during the call.
+        unsafe {
+            let create = ort::api().CreateTensorWithDataAsOrtValue;
+            let (data, bytes) = (data.as_mut_ptr().cast::<c_void>(), 4 * count);
+            check(create(memory(), data, bytes, dims.as_ptr(), dims.len(), element, &mut value));
+        }
+        Self { value, _data: Some(data) }
+    }
+
+    fn none() -> Self {
+        Self { value: ptr::null_mut(), _data: None }
+    }
+}
+
+impl Drop for OrtTensor {
+    fn drop(&mut self) {
+        if !self.value.is_null() {
+            // SAFETY: ours, and not used again.
+            unsafe { (ort::api().ReleaseValue)(self.value) };
+        }
+    }
+}
+
+impl Raw {
+    /// Opens the model as the backend does by default, on one thread, for batches of `rows`. So many `sets` of sequences
+    /// take turns.
+    pub fn new(environment: &Environment, spec: &Spec, rows: usize, sets: usize) -> Self {
+        let session = open(environment, &spec.onnx);
+        let mut names = Vec::new();
+        let mut name = |name: &str| {
+            names.push(CString::new(name).expect("tensors have no NUL in their names"));
+            names[names.len() - 1].as_ptr()
+        };
+        let filled = |state: &State| OrtTensor::new(&state.dims_of(rows, 0));
+        let tensors = |state: &State| -> Vec<OrtTensor> {
+            let written = if spec.grows() { OrtTensor::none() } else { filled(state) };
+            (0..sets).map(|_| filled(state)).chain([written]).collect()
+        };
+        let batch = |tensor: &Tensor| OrtTensor::new(&[&[rows as i64], tensor.dims.as_slice()].concat());
+        let inputs = spec.inputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.input));
+        let outputs =
+            spec.outputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.output));
+        let input_names = inputs.map(|tensor| name(tensor)).collect();
+        let output_names = outputs.map(|tensor| name(tensor)).collect();
+        Self {
+            session,
+            _names: names,
+            input_names,
+            output_names,
+            inputs: spec.inputs.iter().map(batch).collect(),
+            outputs: spec.outputs.iter().map(batch).collect(),
+            states: spec.states.iter().map(tensors).collect(),
+            sets,
+            turn: 0,
+            grows: spec.grows(),
+            given: Vec::new(),
+            taken: Vec::new(),
         }
     }
 
-    pub fn stage_ns(&self, stage: &str) -> f64 {
-        let sizes = self.batch_stats.as_array().into_iter().flatten();
-        sizes.map(|size| size[stage]["ns"].as_f64().unwrap_or_default()).sum()
+    pub fn step(&mut self) {
+        let (read_at, written_at) = (self.turn, self.sets);
+        let read = self.inputs.iter().chain(self.states.iter().map(|state| &state[read_at]));
+        self.given.clear();
+        self.given.extend(read.map(|tensor| tensor.value.cast_const()));
+        let written = self.outputs.iter().chain(self.states.iter().map(|state| &state[written_at]));
+        self.taken.clear();
+        self.taken.extend(written.map(|tensor| tensor.value));
+        // SAFETY: arrays of live objects, as many as said; no value is read and written at once.
+        unsafe {
+            check((ort::api().Run)(
+                self.session.ptr().cast_mut(),
+                ptr::null(),
+                self.input_names.as_ptr(),
+                self.given.as_ptr(),
+                self.given.len(),
+                self.output_names.as_ptr(),
+                self.taken.len(),
+                self.taken.as_mut_ptr(),
+            ));
+        }
+        for (state, value) in self.states.iter_mut().zip(&self.taken[self.outputs.len()..]) {
+            if self.grows {
+                state[read_at] = OrtTensor { value: *value, _data: None };
+            } else {
+                state.swap(read_at, written_at);
+            }
+        }
+        self.turn = (self.turn + 1) % self.sets;
+    }
+}
+
+fn open(environment: &Environment, onnx: &Path) -> Session {
+    let text = |error: ort::Error<SessionBuilder>| error.message().to_owned();
+    let builder = || -> Result<SessionBuilder, String> {
+        let builder = Session::builder(environment).map_err(|error| error.message().to_owned())?;
+        let builder = builder.with_intra_threads(1).map_err(text)?.with_inter_threads(1).map_err(text)?;
+        builder.with_optimization_level(GraphOptimizationLevel::All).map_err(text)
+    };
+    let opened = builder().and_then(|mut builder| builder.commit_from_file(onnx).map_err(|error| error.to_string()));
+    opened.unwrap_or_else(|error| panic!("{}: {error}", onnx.display()))
+}
+
+fn memory() -> *const OrtMemoryInfo {
+    let mut info = ptr::null_mut();
+    // SAFETY: plain creation; it stays for the life of the process.
+    unsafe {
+        let create = ort::api().CreateCpuMemoryInfo;
+        check(create(OrtAllocatorType::OrtArenaAllocator, OrtMemType::OrtMemTypeDefault, &mut info));
+    }
+    info
+}
+
+fn check(status: OrtStatusPtr) {
+    // SAFETY: from a function of ONNX Runtime, used once.
+    if let Err(error) = unsafe { ort::Error::<()>::result_from_status(status) } {
+        panic!("ONNX Runtime: {error}");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn statistics_are_summed_over_batch_sizes() {
-        let size = |rows: u64, ns: u64| json!({ "batch_size": rows, "compute_infer": { "count": 1, "ns": ns } });
-        let of_model = json!({ "execution_count": 2, "inference_count": 17, "batch_stats": [size(1, 5), size(16, 7)] });
-        let found = batches(&json!({ "model_stats": [of_model] }));
-        assert_eq!((found.runs, found.rows), (2.0, 17.0));
-        assert_eq!(found.stage_ns("compute_infer"), 12.0);
-        assert_eq!(found.stage_ns("compute_output"), 0.0);
-    }
 
     const GROWING: &str = r#"{
         "onnx": "growing.onnx",

@@ -5,10 +5,9 @@ use clap::{Args, ValueEnum};
 use ort::environment::Environment;
 use serde_json::{Value, json};
 
-use crate::measure::{Cost, Spread, median, resident_bytes};
-use crate::model::{COPIED, Model, batches, rounds_in};
-use crate::raw::Raw;
-use crate::server::{Client, END, Inbox, START, Server, Wants};
+use crate::measure::{Cost, Spread, median, resident_bytes, rounds_in};
+use crate::model::{Model, Raw};
+use crate::server::{COPIED, Client, END, Inbox, START, Server, Wants};
 
 #[derive(Args)]
 pub struct Step {
@@ -88,8 +87,8 @@ impl Step {
         };
         let rounds = rounds_in(self.seconds, || our_round(&ours)).max(8);
         let copied = |server: &Server| server.metric(COPIED, &self.model.model);
-        let before = (copied(server), batches(&server.statistics(&self.model.model)));
-        let trivial_before = batches(&server.statistics(&self.trivial));
+        let before = (copied(server), server.batches(&self.model.model));
+        let trivial_before = server.batches(&self.trivial);
         let blocks: Vec<[Cost; 4]> = (0..self.blocks)
             .map(|_| {
                 [
@@ -103,10 +102,10 @@ impl Step {
                 ]
             })
             .collect();
-        let (copied, after) = (copied(server), batches(&server.statistics(&self.model.model)));
+        let (copied, after) = (copied(server), server.batches(&self.model.model));
         let ran = (self.blocks * rounds) as f64;
         before.1.must_be_exactly(&after, ran, self.batch, &self.model.model);
-        let trivial_after = batches(&server.statistics(&self.trivial));
+        let trivial_after = server.batches(&self.trivial);
         trivial_before.must_be_exactly(&trivial_after, 2.0 * ran, self.batch, &self.trivial);
         let of = |cost: fn(&[Cost; 4]) -> f64| median(blocks.iter().map(cost));
         let stage = |name: &str| (after.stage_ns(name) - before.1.stage_ns(name)) / 1e3 / ran;

@@ -1,4 +1,4 @@
-//! tritonserver in this process, through its C API.
+//! tritonserver in this process, through its C API: requests to it, and what it counts of a model's runs.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::thread::Thread;
 use std::time::Instant;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use serde_json::Value;
 
 use crate::model::Spec;
 
@@ -85,6 +86,8 @@ const FP32: i32 = 11;
 const CPU: i32 = 0;
 pub const START: u32 = 1;
 pub const END: u32 = 2;
+/// The backend's metric of the bytes that its states were copied.
+pub const COPIED: &str = "stateful_state_bytes_copied_total";
 
 pub struct Inbox {
     /// Callbacks to come: an answer and a release for each request.
@@ -183,16 +186,17 @@ impl Server {
         unsafe { self.api.check((self.api.ServerLoadModel)(self.raw, text(model).as_ptr())) };
     }
 
-    pub fn statistics(&self, model: &str) -> serde_json::Value {
+    pub fn batches(&self, model: &str) -> Batches {
         let (mut message, mut json, mut bytes) = (ptr::null_mut(), ptr::null(), 0);
         // SAFETY: a live server; the text is read before the message goes.
-        unsafe {
+        let statistics: Value = unsafe {
             self.api.check((self.api.ServerModelStatistics)(self.raw, text(model).as_ptr(), -1, &mut message));
             self.api.check((self.api.MessageSerializeToJson)(message, &mut json, &mut bytes));
             let read = serde_json::from_slice(std::slice::from_raw_parts(json.cast(), bytes)).unwrap_or_default();
             self.api.check((self.api.MessageDelete)(message));
             read
-        }
+        };
+        Batches::new(&statistics)
     }
 
     /// A metric of a model, as its Prometheus endpoint would show it; `None` if there is none.
@@ -218,6 +222,37 @@ fn sample(shown: &str, name: &str, model: &str) -> Option<f64> {
         is_of_model(labels).then(|| value.trim().parse().ok()).flatten()
     };
     shown.lines().find_map(value)
+}
+
+/// What the server counted of a model's runs.
+pub struct Batches {
+    pub runs: f64,
+    pub rows: f64,
+    batch_stats: Value,
+}
+
+impl Batches {
+    fn new(statistics: &Value) -> Self {
+        let model = &statistics["model_stats"][0];
+        let number = |name: &str| model[name].as_f64().unwrap_or_default();
+        let (runs, rows) = (number("execution_count"), number("inference_count"));
+        Self { runs, rows, batch_stats: model["batch_stats"].clone() }
+    }
+
+    /// Ends the program unless each of `rounds` since then was one batch of `batch` rows: anything else would be timed
+    /// as what it is not.
+    pub fn must_be_exactly(&self, after: &Self, rounds: f64, batch: usize, model: &str) {
+        let (runs, rows) = (after.runs - self.runs, after.rows - self.rows);
+        if runs != rounds || rows != rounds * batch as f64 {
+            eprintln!("{model}: {rounds} rounds of {batch} rows were {runs} runs of {rows} rows in all");
+            std::process::exit(1);
+        }
+    }
+
+    pub fn stage_ns(&self, stage: &str) -> f64 {
+        let sizes = self.batch_stats.as_array().into_iter().flatten();
+        sizes.map(|size| size[stage]["ns"].as_f64().unwrap_or_default()).sum()
+    }
 }
 
 impl Api {
@@ -396,6 +431,8 @@ fn text(text: &str) -> CString {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const SHOWN: &str = "# TYPE copied_total counter
@@ -410,5 +447,15 @@ copied_total{version=\"1\",model=\"lstm\"} 1.5e3
         assert_eq!(sample(SHOWN, "copied_total", "lstm_trivial"), Some(7.0));
         assert_eq!(sample(SHOWN, "copied_total", "cache"), None);
         assert_eq!(sample(SHOWN, "copied", "lstm"), None);
+    }
+
+    #[test]
+    fn statistics_are_summed_over_batch_sizes() {
+        let size = |rows: u64, ns: u64| json!({ "batch_size": rows, "compute_infer": { "count": 1, "ns": ns } });
+        let of_model = json!({ "execution_count": 2, "inference_count": 17, "batch_stats": [size(1, 5), size(16, 7)] });
+        let found = Batches::new(&json!({ "model_stats": [of_model] }));
+        assert_eq!((found.runs, found.rows), (2.0, 17.0));
+        assert_eq!(found.stage_ns("compute_infer"), 12.0);
+        assert_eq!(found.stage_ns("compute_output"), 0.0);
     }
 }

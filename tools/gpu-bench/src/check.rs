@@ -1,4 +1,5 @@
-//! The kernel on the GPU against the host's copies (`crates/rows/src/copies.rs`), byte for byte, with what surrounds the rows.
+//! The kernel on the GPU against the host's copies (`crates/rows/src/copies.rs`), byte for byte, with what surrounds
+//! the rows, and what the driver says after a broken move.
 
 use std::sync::Arc;
 
@@ -7,11 +8,10 @@ use fastrand::Rng;
 use gpu_rows::{Device, DeviceBuffer, DeviceError, OwnedStream, Queue};
 use rows::copies;
 use rows::tensor::{Part, RowAt, RowLayout, StorageType};
-
-use crate::{Finding, Verdict, print};
+use serde::Serialize;
 
 #[derive(Args)]
-pub struct Effort {
+pub struct Checks {
     /// Random layouts.
     #[arg(long, default_value_t = 3000)]
     cases: usize,
@@ -20,17 +20,47 @@ pub struct Effort {
     rows: usize,
 }
 
+#[derive(Serialize)]
+struct Finding {
+    check: &'static str,
+    found: String,
+    allowed: &'static str,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Right,
+    Wrong,
+    #[serde(rename = "left out")]
+    LeftOut,
+}
+
 /// Bytes around each tensor, which no move may change.
 const GUARD: usize = 64;
 
-pub fn run(gpu: i32, effort: &Effort) -> Result<bool, DeviceError> {
+pub fn run(gpu: i32, checks: &Checks) -> Result<bool, DeviceError> {
     let device = Device::open(gpu)?;
     // Each is printed before the next begins.
-    let layouts = print(&random_layouts(&device, effort.cases)?);
-    let many = print(&many_rows(&device, effort.rows)?);
+    let layouts = print(&random_layouts(&device, checks.cases)?);
+    let many = print(&many_rows(&device, checks.rows)?);
     let large = print(&large_row(&device, 0)?);
     let by_bytes = print(&large_row(&device, 1)?);
     Ok(layouts && many && large && by_bytes)
+}
+
+/// Prints a line; whether it is not of a fault.
+fn print(finding: &Finding) -> bool {
+    print_line(finding);
+    finding.verdict != Verdict::Wrong
+}
+
+pub fn print_line(line: &impl Serialize) {
+    match serde_json::to_string(line) {
+        Ok(line) => println!("{line}"),
+        Err(error) => eprintln!("{error}"),
+    }
 }
 
 /// `wrong`: what differs, of what was compared.
@@ -270,4 +300,30 @@ fn large_row(device: &Arc<Device>, shift: usize) -> Result<Finding, DeviceError>
         }
     }
     Ok(compared(check, format!("{WHOLE} bytes"), wrong))
+}
+
+// ---- after a broken move
+
+/// Whether every error after a write to an address that is not allocated said what to do.
+pub fn fault(gpu: i32) -> Result<bool, DeviceError> {
+    let device = Device::open(gpu)?;
+    let row = device.allocate(64)?;
+    let mut queue = queue(&device)?;
+    // In the first page, which is never allocated.
+    let nowhere = 16;
+    // SAFETY: none: this is the fault that is looked for, and the process ends after it. The source lives until then.
+    unsafe { queue.put(&Part::whole(16), StorageType::Exact, row.address(), nowhere) };
+    // After it, the driver refuses everything that the process asks of the GPU, so each must say that only a restart helps.
+    let attempts = [
+        ("the wait for a write to an address that is not allocated", queue.synchronise().err()),
+        ("the next wait of the same stream", queue.synchronise().err()),
+        ("an allocation afterwards", device.allocate(64).err()),
+        ("a new stream afterwards", OwnedStream::open(&device).err()),
+    ];
+    let judged = attempts.map(|(check, error)| {
+        let found = error.map_or_else(|| "no error".to_owned(), |error| error.to_string());
+        let verdict = if found.contains("restart the server") { Verdict::Right } else { Verdict::Wrong };
+        print(&Finding { check, found, allowed: "an error that says to restart the server", verdict })
+    });
+    Ok(judged == [true; 4])
 }

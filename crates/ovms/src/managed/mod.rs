@@ -1,25 +1,26 @@
 //! The tritonserver that the gateway starts itself, and the models it serves there.
 //!
-//! An update reads the configuration and looks at the models' folders, and lets Triton load and unload where something has
-//! changed. Updates come from a timer and from clients, and run one after the other, in a task of their own.
+//! An update reads the configuration and looks at the models' folders, and lets Triton load and unload where something
+//! has changed. Updates come from a timer and from clients, and run one after the other, in a task of their own. As in
+//! OVMS, a version that can't be loaded counts as one that isn't there, so the policy may select an older one. What was
+//! served stays until something else is.
 
 mod config;
-mod model;
-mod policy;
 mod repository;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{Level, info, log};
+use log::{Level, info, log, warn};
 use parking_lot::RwLock;
 use tempfile::TempDir;
 use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Code;
 
@@ -27,7 +28,7 @@ pub use self::config::{ModelOptions, ModelSource, Source, boolean};
 pub use self::server::{EXIT_FAILURE, Ended, Server, ServerOptions, launcher};
 
 use self::config::Entry;
-use self::model::Model;
+use self::repository::{Found, Version, Wanted};
 use crate::triton::{Failure, Triton};
 
 /// The models of `config.json` or the command line, as written into the repository of the tritonserver that the
@@ -92,7 +93,7 @@ impl Managed {
     /// A text of Triton about a model, with the user's path in place of the repository's.
     pub fn in_base_path(&self, name: &str, text: &str) -> String {
         match self.0.shown.read().base_paths.get(name) {
-            Some(base_path) => model::in_base_path(text, &self.0.repository.join(name), base_path),
+            Some(base_path) => in_base_path(text, &self.0.repository.join(name), base_path),
             None => text.to_owned(),
         }
     }
@@ -128,8 +129,7 @@ impl Inner {
     async fn update(&self, asked: bool) -> Result<Update, String> {
         let mut models = self.models.lock().await;
         let source = self.source.clone();
-        let read = tokio::task::spawn_blocking(move || source.read()).await;
-        let configuration = match read.map_err(|error| error.to_string()).flatten() {
+        let configuration = match blocking(move || source.read()).await {
             Ok(configuration) => configuration,
             Err(error) => {
                 models.log(Level::Error, BTreeSet::from([format!("{error}; the models stay as they are")]));
@@ -210,4 +210,186 @@ pub fn repository() -> Result<TempDir, String> {
         .permissions(Permissions::from_mode(0o700))
         .tempdir()
         .map_err(|error| format!("cannot make a folder in {}: {error}", std::env::temp_dir().display()))
+}
+
+/// One model: what is served of it, and what is tried when its entry or its files change.
+#[derive(Debug)]
+struct Model {
+    triton: Triton,
+    name: String,
+    /// Its folder in Triton's repository.
+    folder: PathBuf,
+    /// What is wrong with its entry or its files.
+    problem: Option<String>,
+    /// Why its last load failed.
+    failure: Option<String>,
+    tried: Option<(Entry, Found)>,
+    /// Its folder could not be written. That has another cause than the model, so it is tried again.
+    unwritten: bool,
+    served: Option<Wanted>,
+    /// Versions that can't be loaded, in this state of their files.
+    failed: BTreeMap<i64, Version>,
+}
+
+impl Model {
+    fn new(triton: &Triton, name: &str, repository: &Path) -> Self {
+        let (triton, name, folder) = (triton.clone(), name.to_owned(), repository.join(name));
+        let (problem, failure, tried, served, failed) = (None, None, None, None, BTreeMap::new());
+        Self { triton, name, folder, problem, failure, tried, unwritten: false, served, failed }
+    }
+
+    /// Its entry can't be served. What is served stays.
+    fn entry_is_wrong(&mut self, problem: String) {
+        self.problem = Some(problem);
+        self.tried = None;
+    }
+
+    /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has changed.
+    async fn update(&mut self, entry: Entry, asked: bool) -> bool {
+        let (of_entry, name) = (entry.clone(), self.name.clone());
+        let found = match blocking(move || repository::find(&name, &of_entry)).await {
+            Ok(found) => found,
+            Err(problem) => {
+                self.entry_is_wrong(problem);
+                return false;
+            }
+        };
+        let again = (asked && self.failure.is_some()) || self.unwritten;
+        let now = (entry, found);
+        if self.tried.as_ref() == Some(&now) && !again {
+            return false;
+        }
+        let (entry, found) = &now;
+        // Versions may have failed because of the old config.pbtxt.
+        if again || self.tried.as_ref().is_none_or(|(_, before)| before.all.config != found.all.config) {
+            self.failed.clear();
+        }
+        self.problem = None;
+        self.failure = None;
+        self.unwritten = false;
+        let changed = self.serve(entry, found, again).await;
+        self.tried = Some(now);
+        changed
+    }
+
+    async fn serve(&mut self, entry: &Entry, found: &Found, again: bool) -> bool {
+        let name = self.name.clone();
+        loop {
+            let loadable =
+                found.all.versions.iter().filter(|(number, version)| self.failed.get(number) != Some(version));
+            let available: BTreeSet<i64> = loadable.map(|(number, _)| *number).collect();
+            let selected = entry.policy.select(&available);
+            if selected.is_empty() {
+                return self.serve_none(found).await;
+            }
+            // In the first turn only: the versions of the next ones are tried because a load has failed.
+            if self.failure.is_none() {
+                for (number, why) in &found.left_out {
+                    warn!("model '{name}': version {number} is left out: {why}");
+                }
+            }
+            let mut wanted = found.all.clone();
+            wanted.versions.retain(|number, _| selected.contains(number));
+            if self.served.as_ref() == Some(&wanted) {
+                return self.restore().await;
+            }
+            let anew = again || self.served.as_ref().is_none_or(|served| wanted.changes(served));
+            if let Err(error) = write(&wanted, &self.folder, anew).await {
+                self.failure = Some(error);
+                self.unwritten = true;
+                return self.restore().await;
+            }
+            let Err(Failure { message, .. }) = self.triton.load(&name).await else {
+                info!("model '{name}': serving {}", versions_of(&wanted));
+                self.served = Some(wanted);
+                return true;
+            };
+            // Triton's error is about the model as a whole. The index has the reasons of its versions, including old reasons.
+            let mut reasons = failed_versions(&self.triton, &name).await;
+            reasons.retain(|number, _| wanted.versions.contains_key(number));
+            let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();
+            let failure = if said.is_empty() { message } else { said.join("; ") };
+            let failure = in_base_path(&failure, &self.folder, &entry.base_path);
+            self.failure = Some(match self.failure.take() {
+                Some(before) => format!("{before}; {failure}"),
+                None => failure,
+            });
+            // If no version is to blame, another turn has none to leave out.
+            if reasons.is_empty() {
+                return self.restore().await;
+            }
+            let bad = wanted.versions.into_iter().filter(|(number, _)| reasons.contains_key(number));
+            self.failed.extend(bad);
+        }
+    }
+
+    async fn serve_none(&mut self, found: &Found) -> bool {
+        if self.failure.is_some() {
+            // All that were selected have failed.
+            return self.restore().await;
+        }
+        let why: Vec<_> = found.left_out.values().cloned().collect();
+        self.problem = Some(if why.is_empty() {
+            "model_version_policy selects none of its versions".to_owned()
+        } else {
+            why.join("; ")
+        });
+        self.unload().await
+    }
+
+    /// Unloads it, if it is loaded, and removes its folder.
+    async fn unload(&mut self) -> bool {
+        let served = self.served.take();
+        if served.is_some()
+            && let Err(failure) = self.triton.unload(&self.name).await
+        {
+            warn!("model '{}' can't be unloaded: {failure}", self.name);
+        }
+        remove(&self.folder).await;
+        served.is_some()
+    }
+
+    /// Makes the folder match again what Triton still serves.
+    async fn restore(&self) -> bool {
+        match &self.served {
+            None => remove(&self.folder).await,
+            Some(served) => write(served, &self.folder, false).await.unwrap_or_else(|error| warn!("{error}")),
+        }
+        false
+    }
+}
+
+/// Triton names the files of its repository. The user knows them by their paths in base_path.
+fn in_base_path(text: &str, folder: &Path, base_path: &Path) -> String {
+    text.replace(&*folder.to_string_lossy(), &base_path.to_string_lossy())
+}
+
+/// Runs work that waits for files in another thread.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
+    spawn_blocking(work).await.map_err(|error| error.to_string()).flatten()
+}
+
+async fn write(wanted: &Wanted, folder: &Path, anew: bool) -> Result<(), String> {
+    let (wanted, path) = (wanted.clone(), folder.to_owned());
+    let written = blocking(move || wanted.write(&path, anew).map_err(|error| error.to_string())).await;
+    written.map_err(|error| format!("cannot write {}: {error}", folder.display()))
+}
+
+async fn remove(folder: &Path) {
+    let path = folder.to_owned();
+    if let Ok(Err(error)) = spawn_blocking(move || repository::remove(&path)).await {
+        warn!("cannot remove {}: {error}", folder.display());
+    }
+}
+
+/// Versions that Triton could not load, and why.
+async fn failed_versions(triton: &Triton, name: &str) -> BTreeMap<i64, String> {
+    let of_model = triton.index().await.unwrap_or_default().into_iter().filter(|entry| entry.name == name);
+    let failed = of_model.filter(|entry| entry.state == "UNAVAILABLE" && !["", "unloaded"].contains(&&*entry.reason));
+    failed.filter_map(|entry| Some((entry.version.parse().ok()?, entry.reason))).collect()
+}
+
+fn versions_of(wanted: &Wanted) -> String {
+    let numbers: Vec<_> = wanted.versions.keys().map(i64::to_string).collect();
+    if let [number] = &numbers[..] { format!("version {number}") } else { format!("versions {}", numbers.join(", ")) }
 }

@@ -1,9 +1,6 @@
 //! The port for REST: TensorFlow Serving's API, Triton's own passed through, and the metrics.
 
-mod answer;
-mod array;
-mod pass_through;
-mod path;
+mod json;
 mod request;
 
 use std::convert::Infallible;
@@ -19,19 +16,19 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tonic::Code;
 
 use crate::connections::{accept, stopped};
-use crate::gateway::{Gateway, VersionStatus};
+use crate::gateway::{Gateway, VERSION_MISSING, VersionStatus};
 use crate::metrics::{Method, code_name};
-use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo};
+use crate::models::{SIGNATURE_NAME, TYPE_URL, TensorInfo, Version};
+use crate::pass_through::{self, Client, HttpBody};
 use crate::predict::{self, Call};
 use crate::triton::Failure;
-use pass_through::{Body, Client};
-use path::{Model, Path};
 use request::Request as PredictRequest;
 
 /// OVMS's limit.
@@ -73,7 +70,7 @@ async fn connection(stream: TcpStream, gateway: Arc<Gateway>, client: Client, mu
     }
 }
 
-async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<Body> {
+async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) -> Response<HttpBody> {
     let path = match Path::parse(request.uri().path()) {
         Ok(path) => path,
         Err(failure) => return error(&failure),
@@ -105,7 +102,7 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
         Path::Status(model) => status(gateway, model).await,
         Path::Config => config(gateway).await,
         Path::ConfigReload => reload(gateway).await,
-        _ => pass_through::answer(gateway, client, request).await,
+        _ => pass_through::http(gateway, client, request).await,
     };
     let code = match &result {
         Ok(response) if response.status().is_success() => Code::Ok,
@@ -121,7 +118,7 @@ async fn answer(gateway: &Gateway, client: &Client, request: Request<Incoming>) 
     result.unwrap_or_else(|failure| error(&failure))
 }
 
-async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Response<Body>, Failure> {
+async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Response<HttpBody>, Failure> {
     let body = read(body).await?;
     let request = heavy(body.len(), || PredictRequest::parse(&body));
     let specials = request.as_ref().map_err(Failure::clone).and_then(PredictRequest::specials);
@@ -133,11 +130,11 @@ async fn predict(gateway: &Gateway, model: &Model, body: Incoming) -> Result<Res
     .await?;
     let format = request?.format;
     let bytes = prediction.outputs.values().map(|tensor| tensor.content.len()).sum();
-    Ok(ok(heavy(bytes, || answer::body(prediction, format))?))
+    Ok(ok(heavy(bytes, || json::body(prediction, format))?))
 }
 
 /// `GetModelMetadataResponse`, as protobuf writes it in JSON: 64-bit numbers are texts.
-async fn metadata(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+async fn metadata(gateway: &Gateway, model: &Model) -> Result<Response<HttpBody>, Failure> {
     let signature = gateway.ask_signature(&model.name, model.version).await?;
     Ok(pretty(&json!({
         "modelSpec": { "name": model.name, "signatureName": "", "version": signature.version.to_string() },
@@ -170,11 +167,11 @@ fn tensors(infos: &[TensorInfo]) -> Value {
     infos.iter().map(|info| (info.name.clone(), tensor(info))).collect::<Map<_, _>>().into()
 }
 
-async fn status(gateway: &Gateway, model: &Model) -> Result<Response<Body>, Failure> {
+async fn status(gateway: &Gateway, model: &Model) -> Result<Response<HttpBody>, Failure> {
     Ok(pretty(&statuses(&gateway.statuses_of(&model.name, model.version).await?)))
 }
 
-async fn config(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+async fn config(gateway: &Gateway) -> Result<Response<HttpBody>, Failure> {
     let models = gateway.statuses().await?.into_iter().map(|(name, versions)| (name, statuses(&versions)));
     Ok(pretty(&models.collect::<Map<_, _>>().into()))
 }
@@ -191,7 +188,7 @@ fn statuses(versions: &[VersionStatus]) -> Value {
 }
 
 /// 201 if something was loaded or unloaded, else 200; with the states of all models, as in OVMS.
-async fn reload(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+async fn reload(gateway: &Gateway) -> Result<Response<HttpBody>, Failure> {
     let Some(managed) = &gateway.managed else {
         let text = "the gateway runs in front of a tritonserver, which has the models: load them there, with \
                     POST /v2/repository/models/NAME/load for example";
@@ -211,7 +208,7 @@ async fn reload(gateway: &Gateway) -> Result<Response<Body>, Failure> {
     Ok(response)
 }
 
-fn pretty(value: &Value) -> Response<Body> {
+fn pretty(value: &Value) -> Response<HttpBody> {
     ok(format!("{value:#}\n"))
 }
 
@@ -231,11 +228,11 @@ fn heavy<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes > BLOCKING_BYTES { tokio::task::block_in_place(work) } else { work() }
 }
 
-fn ok(json: String) -> Response<Body> {
+fn ok(json: String) -> Response<HttpBody> {
     text(StatusCode::OK, JSON, json)
 }
 
-fn error(failure: &Failure) -> Response<Body> {
+fn error(failure: &Failure) -> Response<HttpBody> {
     text(status_of(failure.code), JSON, error_json(&failure.message))
 }
 
@@ -243,7 +240,7 @@ fn error_json(message: &str) -> String {
     json!({ "error": message }).to_string()
 }
 
-fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response<Body> {
+fn text(status: StatusCode, content_type: HeaderValue, text: String) -> Response<HttpBody> {
     let mut response = Response::new(Either::Left(Full::from(text)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, content_type);
@@ -274,5 +271,146 @@ fn code_of(status: StatusCode) -> Code {
         StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => Code::Unimplemented,
         status if status.is_client_error() => Code::InvalidArgument,
         _ => Code::Internal,
+    }
+}
+
+/// A path of TensorFlow Serving's REST API, of the metrics, or of Triton.
+#[derive(Debug, PartialEq, Eq)]
+enum Path {
+    Predict(Model),
+    Metadata(Model),
+    Status(Model),
+    /// `:classify` and `:regress`, which OVMS hasn't.
+    NoSuchMethod,
+    Config,
+    ConfigReload,
+    Metrics,
+    Triton,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Model {
+    name: String,
+    version: Version,
+}
+
+impl Path {
+    /// Reads a path that is still percent-encoded, without its query.
+    fn parse(path: &str) -> Result<Self, Failure> {
+        match path {
+            "/v1/config" => Ok(Self::Config),
+            "/v1/config/reload" => Ok(Self::ConfigReload),
+            "/metrics" => Ok(Self::Metrics),
+            "/v2" => Ok(Self::Triton),
+            path if path.starts_with("/v2/") => Ok(Self::Triton),
+            "/v1/models" => Ok(Self::Status(Model { name: String::new(), version: None })),
+            path => match path.strip_prefix("/v1/models/") {
+                Some(rest) => Self::of_model(rest),
+                None => Err(invalid_url()),
+            },
+        }
+    }
+
+    fn of_model(rest: &str) -> Result<Self, Failure> {
+        let (model, verb) = match rest.rsplit_once(':') {
+            Some((model, verb)) => (model, Some(verb)),
+            None => (rest, None),
+        };
+        let mut parts: Vec<&str> = model.split('/').collect();
+        let is_metadata = verb.is_none() && parts.len() > 1 && parts.last() == Some(&"metadata");
+        if is_metadata {
+            parts.pop();
+        }
+        let (name, version) = match parts[..] {
+            [name] => (name, None),
+            [name, "versions", version] => (name, self::version(version)?),
+            // OVMS reads a label and takes the default version.
+            [name, "labels", label] if !label.is_empty() => (name, None),
+            _ => return Err(invalid_url()),
+        };
+        if name.is_empty() || name.contains(':') {
+            return Err(invalid_url());
+        }
+        let model = Model { name: percent_decode_str(name).decode_utf8_lossy().into_owned(), version };
+        match verb {
+            Some("predict") => Ok(Self::Predict(model)),
+            Some("classify" | "regress") => Ok(Self::NoSuchMethod),
+            Some(_) => Err(invalid_url()),
+            None if is_metadata => Ok(Self::Metadata(model)),
+            None => Ok(Self::Status(model)),
+        }
+    }
+}
+
+/// 0 is the default version, as in OVMS.
+fn version(text: &str) -> Result<Version, Failure> {
+    if text.is_empty() || !text.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(invalid_url());
+    }
+    match text.parse() {
+        Ok(0) => Ok(None),
+        Ok(version) => Ok(Some(version)),
+        Err(_) => Err(Failure::new(Code::NotFound, VERSION_MISSING)),
+    }
+}
+
+fn invalid_url() -> Failure {
+    Failure::invalid("Invalid request URL")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model(name: &str, version: Version) -> Model {
+        Model { name: name.to_owned(), version }
+    }
+
+    #[test]
+    fn each_path_names_its_model_and_version() {
+        let parse = |path| Path::parse(path).unwrap();
+        assert_eq!(parse("/v1/models/m:predict"), Path::Predict(model("m", None)));
+        assert_eq!(parse("/v1/models/m/versions/3:predict"), Path::Predict(model("m", Some(3))));
+        assert_eq!(parse("/v1/models/m/versions/0:predict"), Path::Predict(model("m", None)));
+        assert_eq!(parse("/v1/models/m/labels/stable:predict"), Path::Predict(model("m", None)));
+        assert_eq!(parse("/v1/models/a%20b%2fc%3a"), Path::Status(model("a b/c:", None)));
+        assert_eq!(parse("/v1/models/m/versions/3"), Path::Status(model("m", Some(3))));
+        assert_eq!(parse("/v1/models/m/metadata"), Path::Metadata(model("m", None)));
+        assert_eq!(parse("/v1/models/m/versions/3/metadata"), Path::Metadata(model("m", Some(3))));
+        assert_eq!(parse("/v1/models/metadata"), Path::Status(model("metadata", None)));
+        assert_eq!(parse("/v1/models/m:classify"), Path::NoSuchMethod);
+        assert_eq!(parse("/v2/models/m/infer"), Path::Triton);
+        assert_eq!(parse("/v2"), Path::Triton);
+    }
+
+    #[test]
+    fn other_paths_are_invalid() {
+        for path in [
+            "/",
+            "/v1",
+            "/v1/models/",
+            "/v1/models/m/x",
+            "/v1/models/m:predict/x",
+            "/v1/models/:predict",
+            "/v1/models/m:explain",
+            "/v1/models/m/versions/:predict",
+            "/v1/models/m/versions/-1",
+            "/v1/models/m/metadata:predict",
+            "/v22",
+            "/v3/models",
+        ] {
+            assert_eq!(Path::parse(path), Err(invalid_url()), "{path}");
+        }
+        let too_large = Path::parse("/v1/models/m/versions/99999999999999999999").unwrap_err();
+        assert_eq!(too_large.code, Code::NotFound);
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_panics(path in "/v1/models/[a-z0-9:/%.]{0,30}") {
+            let _ = Path::parse(&path);
+        }
     }
 }

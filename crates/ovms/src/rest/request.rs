@@ -7,10 +7,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::array::{self, BASE64_KEY};
-use crate::models::Signature;
+use super::json::{self, BASE64_KEY, Format};
+use crate::models::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Signature, Special, Specials};
 use crate::predict::Tensors;
-use crate::predict::specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Special, Specials};
 use crate::tensor::Tensor;
 use crate::triton::Failure;
 
@@ -28,15 +27,6 @@ const BAD_INSTANCE: &str = "Could not parse instance content. Not valid ndarray 
 const BAD_INPUT: &str = "Could not parse input content. Not valid ndarray detected";
 const BAD_PRECISION: &str = "Could not parse input content. Unsupported data precision detected";
 const NOT_ONE_INPUT: &str = "Inputs inside buffer does not match expected format.";
-
-/// How a request, and its answer, arrange the values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// `instances` and `predictions`: a list with an element for each row of the batch.
-    Row,
-    /// `inputs` and `outputs`: a value for each tensor.
-    Column,
-}
 
 /// A request whose values are still text, because their types are the model's.
 #[derive(Debug)]
@@ -94,7 +84,7 @@ impl<'a> Request<'a> {
                 // Without a name, only a model with one input says which is meant.
                 let [input] = &signature.inputs[..] else { return Err(Failure::invalid(NOT_ONE_INPUT)) };
                 let data_type = input.data_type.ok_or_else(|| Failure::invalid(BAD_PRECISION))?;
-                let tensor = array::tensor(data_type, value).map_err(|error| self.bad(&input.name, &error))?;
+                let tensor = json::tensor(data_type, value).map_err(|error| self.bad(&input.name, &error))?;
                 Ok(vec![(input.name.clone(), tensor)])
             }
             Values::Named(values) => {
@@ -116,8 +106,8 @@ impl<'a> Request<'a> {
         let input = signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
         let data_type = input.data_type.ok_or_else(|| Failure::invalid(BAD_PRECISION))?;
         let tensor = match (self.format, values) {
-            (Format::Column, [value]) => array::tensor(data_type, value),
-            (_, values) => array::tensor_of_rows(data_type, values),
+            (Format::Column, [value]) => json::tensor(data_type, value),
+            (_, values) => json::tensor_of_rows(data_type, values),
         };
         tensor.map_err(|error| self.bad(name, &error))
     }

@@ -1,8 +1,5 @@
 //! One inference, whatever protocol asked for it.
 
-pub mod order;
-pub mod specials;
-
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -10,15 +7,15 @@ use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
 
-use crate::gateway::Gateway;
-use crate::models::{Signature, Version, is_special, version_text};
+use crate::gateway::{Gateway, Turn};
+use crate::models::{
+    SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Signature, Specials, Version, is_special, version_text,
+};
 use crate::proto::inference::infer_parameter::ParameterChoice;
 use crate::proto::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
 use crate::tensor::{DataType, Tensor};
 use crate::triton::Failure;
-use order::Turn;
-use specials::{SEQUENCE_CONTROL_INPUT, SEQUENCE_ID, Sequence, Specials};
 
 const ANSWERED_ID: &str = "stateful_sequence_id";
 /// The parameter of requests for their longest wait in Triton, in microseconds.
