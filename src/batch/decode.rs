@@ -13,12 +13,11 @@ use smallvec::SmallVec;
 
 use super::course::Course;
 use super::state_api::{StateReader, StateRequest, check_strings, check_type};
-use super::{Row, TellsId, fault};
+use super::{Decoded, TellsId, fault};
 use crate::binding::{Binding, BoundControl, BoundInput, RequestInput, ShapeForm, Source, StateApi, StepsMultiple};
 use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::{AdmissionError, InputError, RequestError};
 use crate::panic;
-use crate::store::RowState;
 use crate::triton::{Input, Request, c_name};
 
 /// What requests of a model must carry. Made once per instance.
@@ -59,16 +58,15 @@ impl Expected {
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
-    /// it alone. Returns its row, with a problem if it is wrong; `None` for a filler of the `direct` strategy, which is
-    /// released.
-    pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Row> {
+    /// it alone. It has a problem if it is wrong. Returns `None` for a filler of the `direct` strategy, which is released.
+    pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Decoded> {
         let read = |request: &Request| -> Result<_, RequestError> {
             let (start, end) = request.start_and_end()?;
             Ok((request.sequence_id()?, start, end, request.output_count()?))
         };
         let (id, start, end, outputs) = match read(&request) {
             Ok(read) => read,
-            Err(error) => return Some(Row { problem: Some(Box::new(error)), ..Row::new(request) }),
+            Err(error) => return Some(Decoded { problem: Some(Box::new(error)), ..Decoded::new(request) }),
         };
         // The requests of a warm-up have no id either, but they want outputs.
         if id.is_none() && outputs == 0 {
@@ -83,11 +81,10 @@ impl Expected {
             self.check(&mut request, id.as_ref(), &mut asked, start)
         });
         let key = id.map(|id| Key { instance, lane, id });
-        let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
         // While a request waits, core looks at its timeout. Here only one between two steps can be late.
         let deadline = if self.make_steps() { request.timeout().map(|timeout| Instant::now() + timeout) } else { None };
-        Some(Row { state, key, end, asked, deadline, problem, ..Row::new(request) })
+        Some(Decoded { key, start, end, asked, deadline, problem, ..Decoded::new(request) })
     }
 
     pub fn make_steps(&self) -> bool {
@@ -96,39 +93,38 @@ impl Expected {
 
     /// Whether a request and what its sequence has `left` over are too little for a step. False if only the request's turn
     /// shows it.
-    pub fn brings_no_window(&self, row: &Row, left: &[Vec<u8>]) -> bool {
-        let is_plain = row.asked.is_none() && !row.state.start && !row.end;
-        self.binding.is_cut && is_plain && Course::has_no_window(&self.binding, &row.request, left)
+    pub fn brings_no_window(&self, of: &Decoded, left: &[Vec<u8>]) -> bool {
+        let is_plain = of.asked.is_none() && !of.start && !of.end;
+        self.binding.is_cut && is_plain && Course::has_no_window(&self.binding, &of.request, left)
     }
 
-    /// Checks a request of a model that this backend schedules itself, and makes its row.
-    pub fn row(
+    /// Checks a request, or a row of one, of a model that this backend schedules itself.
+    pub fn check_row(
         &self,
         mut request: Request,
         start: bool,
         end: bool,
         tells_id: TellsId,
         mut asked: Option<Box<StateRequest>>,
-    ) -> Row {
+    ) -> Decoded {
         let checked = panic::catch_result(|| self.check(&mut request, None, &mut asked, start));
-        let state = RowState { start, ..RowState::default() };
         let problem = checked.err().map(Box::new);
-        Row { state, end, asked, tells_id: Some(tells_id), problem, ..Row::new(request) }
+        Decoded { start, end, asked, tells_id: Some(tells_id), problem, ..Decoded::new(request) }
     }
 
     /// Copies inputs on GPUs that this instance cannot reach, and those that a whole batch shares, to the host. Waits once for
     /// each GPU. A row whose input cannot be copied gets a problem.
-    pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Row>) {
-        let runs = |row: &Row| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.progress.runs);
-        let is_far = |row: &Row, (index, expected): (usize, &ExpectedInput)| {
+    pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Decoded>) {
+        let runs = |row: &Decoded| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.progress.runs);
+        let is_far = |row: &Decoded, (index, expected): (usize, &ExpectedInput)| {
             row.request.input(index).is_some_and(|input| expected.is_to_be_fetched(input, self.gpu))
         };
-        let is_to_fetch = |row: &Row| runs(row) && self.inputs.iter().enumerate().any(|input| is_far(row, input));
+        let is_to_fetch = |row: &Decoded| runs(row) && self.inputs.iter().enumerate().any(|input| is_far(row, input));
         let mut rows: Vec<_> = rows.filter(|row| is_to_fetch(row)).collect();
         if rows.is_empty() {
             return;
         }
-        let far = |(number, row): (usize, &&mut Row)| {
+        let far = |(number, row): (usize, &&mut Decoded)| {
             let inputs = self.inputs.iter().enumerate().filter(|&input| is_far(row, input));
             inputs.map(move |(index, _)| (number, index)).collect::<Vec<_>>()
         };

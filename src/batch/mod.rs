@@ -52,7 +52,61 @@ pub struct TellsId {
     pub output_dims: Option<&'static [i64]>,
 }
 
-/// A request on its way through Execute.
+/// A request that has been read, until it is admitted. It may be one that cannot run: with core's batcher, its START or END
+/// counts all the same.
+pub struct Decoded {
+    pub key: Option<Key>,
+    pub start: bool,
+    pub end: bool,
+    pub asked: Option<Box<StateRequest>>,
+    pub deadline: Option<Instant>,
+    pub tells_id: Option<TellsId>,
+    /// Its answer is kept in a store, for this request.
+    pub keeps: Option<RepeatKey>,
+    /// The answer that was kept, if the request has run before and is sent again. It must not run.
+    pub again: Option<Box<KeptAnswer>>,
+    pub problem: Option<Box<RequestError>>,
+    /// Unless there is a problem, its inputs are bound in the order of the model's request inputs.
+    pub request: Request,
+}
+
+impl Decoded {
+    pub const fn new(request: Request) -> Self {
+        Self {
+            key: None,
+            start: false,
+            end: false,
+            asked: None,
+            deadline: None,
+            tells_id: None,
+            keeps: None,
+            again: None,
+            problem: None,
+            request,
+        }
+    }
+
+    /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START without it.
+    pub fn repeat_key(&self) -> Option<RepeatKey> {
+        let asked = self.asked.as_deref()?;
+        let StateRequest { step, left, delete, get, query, snapshot, discards, reset, .. } = asked;
+        let outputs: Vec<_> =
+            (0..self.request.output_count().ok()?).map(|at| self.request.output_name(at).ok()).collect();
+        // The values are not compared, because the step already tells requests apart.
+        let sets = (asked.set.iter().filter(|value| value.is_some()).count(), asked.restore.is_some());
+        let wants =
+            format!("{} {outputs:?} {get:?} {query} {snapshot} {discards} {reset:?} {sets:?}", asked.progress.runs);
+        let wants = crc32fast::hash(wants.as_bytes());
+        step.map(|step| RepeatKey { step, left: *left, ends: self.end || *delete, wants })
+    }
+
+    /// Whether its request is the one with this answer, sent again.
+    pub fn is_answered_by(&self, KeptAnswer { of, .. }: &KeptAnswer) -> bool {
+        self.repeat_key() == Some(*of)
+    }
+}
+
+/// A request that is admitted: it has its hold on its sequence, and can run. With several steps, it runs once for each.
 ///
 /// Dropped early it gives its lease back (see [`crate::model::Lease`]) and answers its request with an error, in this
 /// order.
@@ -70,31 +124,26 @@ pub struct Row {
     pub course: Option<Box<Course>>,
     pub deadline: Option<Instant>,
     pub tells_id: Option<TellsId>,
-    /// Its answer is kept in a store, for this request.
     pub keeps: Option<RepeatKey>,
-    /// The answer that was kept, if the request has run before and is sent again. It must not run.
-    pub again: Option<Box<KeptAnswer>>,
-    pub problem: Option<Box<RequestError>>,
     pub answer: Option<Answer>,
-    /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
     pub request: Request,
 }
 
 impl Row {
-    pub fn new(request: Request) -> Self {
+    /// `lease`: its hold on its sequence; `None` if the request has none.
+    pub fn new(of: Decoded, lease: Option<Lease>) -> Self {
+        let Decoded { key, start, end, asked, deadline, tells_id, keeps, request, .. } = of;
         Self {
-            state: RowState::default(),
-            key: None,
-            end: false,
-            asked: None,
+            state: RowState { lease, start, ..RowState::default() },
+            key,
+            end,
+            asked,
             extras: None,
             counted: None,
             course: None,
-            deadline: None,
-            tells_id: None,
-            keeps: None,
-            again: None,
-            problem: None,
+            deadline,
+            tells_id,
+            keeps,
             answer: None,
             request,
         }

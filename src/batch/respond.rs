@@ -7,16 +7,14 @@ use smallvec::SmallVec;
 
 use super::kept::KeptAnswer;
 use super::outputs::{OnGpus, deliver};
-use super::state_api::StateRequest;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::{ID_TENSOR, is_state_tensor};
 use crate::error::{RequestError, RunError};
-use crate::model::RepeatKey;
 use crate::panic;
 use crate::session::Step;
 use crate::store::{OutputRows, StateStore};
-use crate::triton::{OutputMemory, Response, c_name, echo};
+use crate::triton::{OutputMemory, Request, Response, c_name, echo};
 
 /// The response to a request, or its error.
 pub type Filled = Result<Response, RequestError>;
@@ -179,10 +177,14 @@ impl Row {
         Ok(())
     }
 
+    /// The id of the sequence, if answers carry it.
+    pub fn told_id(&self) -> Option<&SequenceId> {
+        self.tells_id.and(self.key.as_ref()).map(|key| &key.id)
+    }
+
     /// Adds the id of the sequence to a response as a parameter, if answers carry it.
     pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
-        let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
-        Ok(response.set_sequence_id(&key.id)?)
+        Ok(self.told_id().map_or(Ok(()), |id| response.set_sequence_id(id))?)
     }
 
     /// Writes the id of the sequence, if `output` is the output for it. Returns whether it is. A string id is written
@@ -198,29 +200,14 @@ impl Row {
         deliver(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
         Ok(true)
     }
+}
 
-    /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START without it.
-    pub fn repeat_key(&self) -> Option<RepeatKey> {
-        let asked = self.asked.as_deref()?;
-        let StateRequest { step, left, delete, get, query, snapshot, discards, reset, .. } = asked;
-        let outputs: Vec<_> =
-            (0..self.request.output_count().ok()?).map(|at| self.request.output_name(at).ok()).collect();
-        // The values are not compared, because the step already tells requests apart.
-        let sets = (asked.set.iter().filter(|value| value.is_some()).count(), asked.restore.is_some());
-        let wants =
-            format!("{} {outputs:?} {get:?} {query} {snapshot} {discards} {reset:?} {sets:?}", asked.progress.runs);
-        let wants = crc32fast::hash(wants.as_bytes());
-        step.map(|step| RepeatKey { step, left: *left, ends: self.end || *delete, wants })
-    }
-
-    /// Whether its request is the one with this answer, sent again.
-    pub fn is_answered_by(&self, KeptAnswer { of, .. }: &KeptAnswer) -> bool {
-        self.repeat_key() == Some(*of)
-    }
-
-    pub fn answer_again(&self, KeptAnswer { made, copy, .. }: &KeptAnswer) -> Result<Response, RequestError> {
-        let response = self.request.response()?;
-        self.answer_id(&response)?;
+impl KeptAnswer {
+    /// The answer to a request that is sent again. `id`: what it says of the sequence.
+    pub fn repeat(&self, request: &Request, id: Option<&SequenceId>) -> Result<Response, RequestError> {
+        let Self { made, copy, .. } = self;
+        let response = request.response()?;
+        id.map_or(Ok(()), |id| response.set_sequence_id(id))?;
         for output in &copy.outputs {
             let memory = response.output(&output.name, output.data_type, &output.dims, output.bytes.len())?;
             deliver(&output.name.to_string_lossy(), memory, std::iter::once(output.bytes.as_slice()))?;

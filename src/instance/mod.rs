@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod run;
 mod state_api;
 mod steps;
 
@@ -14,16 +15,15 @@ use sequences::{Admission, Finished};
 
 use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
-use crate::batch::gather::gather;
-use crate::batch::grouping::{Grouping, Isolation, Standing};
-use crate::batch::respond::{Answers, Filled, empty_response};
-use crate::batch::{Row, fault};
+use crate::batch::grouping::{Grouping, Isolation};
+use crate::batch::kept::KeptAnswer;
+use crate::batch::respond::{Filled, empty_response};
+use crate::batch::{Decoded, Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::{LoadError, RequestError, RunError};
-use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
+use crate::error::{LoadError, RequestError};
+use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened};
 use crate::panic;
 use crate::report::Report;
-use crate::responder;
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
@@ -110,8 +110,8 @@ impl Instance {
     /// in the result: they have been answered and released.
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
         self.make_answers(requests.len(), |of, mut times, answered| {
-            let rows = of.decode(requests);
-            let mut rows = of.begin(rows, times, answered);
+            let decoded = of.decode(requests);
+            let mut rows = of.begin(decoded, times, answered);
             loop {
                 rows = of.make_step(rows, times, answered);
                 if rows.is_empty() {
@@ -123,16 +123,11 @@ impl Instance {
         })
     }
 
-    /// Like [`Instance::execute`], for a step of each row of a batch of this backend's scheduler, whose rows have different
-    /// lanes. Also returns the rows that have steps left.
-    pub fn execute_rows(&mut self, rows: Vec<Row>) -> (Vec<Answered>, Vec<Row>) {
+    /// Like [`Instance::execute`], for a step of each request of a batch of this backend's scheduler. The requests have
+    /// different lanes. `under_way`: those that have made steps. Also returns the rows that have steps left.
+    pub fn execute_batch(&mut self, new: Vec<Decoded>, under_way: Vec<Row>) -> (Vec<Answered>, Vec<Row>) {
         let mut left = Vec::new();
-        let answered = self.make_answers(rows.len(), |of, times, answered| {
-            let (under_way, new) = if of.model.binding.makes_steps() {
-                rows.into_iter().partition(Row::is_under_way)
-            } else {
-                (Vec::new(), rows)
-            };
+        let answered = self.make_answers(new.len() + under_way.len(), |of, times, answered| {
             // A panic costs the new rows only.
             let mut rows = panic::catch_and_log(|| of.begin(new, times, answered)).unwrap_or_else(|| {
                 of.finish_after_panic();
@@ -189,8 +184,7 @@ impl Instance {
         self.sequences.tick(self.number, |slot| self.store.drop(slot))
     }
 
-    /// Decode: requests become rows.
-    fn decode(&self, requests: Vec<Request>) -> Vec<Row> {
+    fn decode(&self, requests: Vec<Request>) -> Vec<Decoded> {
         let lane = |lane: u32| (self.model.config.strategy == Strategy::Direct).then_some(lane);
         let decode = |(at, request)| self.expected.decode(request, self.number, lane(at));
         // `filter_map` does not know how many there are, so `collect` would grow the list several times.
@@ -200,24 +194,36 @@ impl Instance {
         rows
     }
 
-    /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&mut self, mut rows: Vec<Row>) -> Vec<Row> {
-        let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
-        let mut admissions = Vec::with_capacity(rows.len());
-        admissions.extend(rows.iter().filter_map(admission));
+    /// Gives each request the slot of its sequence, also one that cannot run: its START or END counts. Answers those that cannot
+    /// run.
+    fn admit(&mut self, decoded: Vec<Decoded>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let admission = |of: &Decoded| Some(Admission { key: of.key.clone()?, start: of.start, end: of.end });
+        let mut admissions = Vec::with_capacity(decoded.len());
+        admissions.extend(decoded.iter().filter_map(admission));
         let leases = self.sequences.admit(self.number, &admissions, |slot| self.store.drop(slot));
-        for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
-            match (lease, &row.key) {
-                (Ok(lease), _) => row.state.lease = Some(lease),
-                (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
-                    row.problem = Some(Box::new(refusal.into()));
+        let (mut leases, mut rows) = (leases.into_iter(), Vec::with_capacity(decoded.len()));
+        let mut checks = Vec::with_capacity(decoded.len());
+        for mut of in decoded {
+            let mut lease = None;
+            if let Some(key) = &of.key {
+                match leases.next() {
+                    Some(Err(refusal)) if of.problem.is_none() => {
+                        let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
+                        of.problem = Some(Box::new(refusal.into()));
+                    }
+                    // The client is told of the problem that its request already has.
+                    admitted => lease = admitted.and_then(Result::ok),
                 }
-                // Its client is told of the problem that the row already has.
-                (Err(_), _) => {}
             }
+            checks.push((of.again.take(), of.problem.take()));
+            rows.push(Row::new(of, lease));
         }
-        rows
+        fault::point("admit", rows.iter().map(|row| &row.request));
+        let mut checks = checks.into_iter();
+        self.sift(rows, times, answered, |of, row| {
+            let (again, problem) = checks.next().unwrap_or_default();
+            of.check_admitted(row, again, problem)
+        })
     }
 
     /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
@@ -247,11 +253,16 @@ impl Instance {
 
     /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END that is not
     /// to be inferred, with all outputs and without elements.
-    fn check_admitted(&mut self, row: &mut Row) -> Result<Option<Response>, RequestError> {
-        if let Some(answer) = row.again.take() {
-            return row.answer_again(&answer).map(Some);
+    fn check_admitted(
+        &mut self,
+        row: &mut Row,
+        again: Option<Box<KeptAnswer>>,
+        problem: Option<Box<RequestError>>,
+    ) -> Result<Option<Response>, RequestError> {
+        if let Some(answer) = again {
+            return answer.repeat(&row.request, row.told_id()).map(Some);
         }
-        if let Some(problem) = row.problem.take() {
+        if let Some(problem) = problem {
             return Err(*problem);
         }
         if row.request.is_cancelled() {
@@ -264,184 +275,12 @@ impl Instance {
         Ok(None)
     }
 
-    fn begin(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let rows = self.admit(rows);
-        fault::point("admit", rows.iter().map(|row| &row.request));
-        let rows = self.sift(rows, times, answered, Self::check_admitted);
+    fn begin(&mut self, decoded: Vec<Decoded>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let rows = self.admit(decoded, times, answered);
         let rows = self.operate(rows, times, answered);
         let rows = self.open_courses(rows, times, answered);
         let rows = self.check_lengths(rows, times, answered);
         self.initialise(rows, times, answered)
-    }
-
-    /// Makes a step of each row. Returns those that have steps left.
-    fn make_step(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let mut rows = self.check_under_way(rows, times, answered);
-        if self.grouping.has_open_states {
-            self.store.note_dims(&mut rows);
-        }
-        let mut rows = self.count(rows, times, answered);
-        let (mut others_ran, mut at_fault, mut left) = (false, Vec::new(), Vec::new());
-        while !rows.is_empty() {
-            let mut batch = self.next_batch(&mut rows);
-            others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
-            for row in batch {
-                if row.problem.is_some() {
-                    at_fault.push(row);
-                } else if row.has_more_steps() && !row.request.is_answered() {
-                    left.push(row);
-                } else {
-                    self.depart(row, answered);
-                }
-            }
-        }
-        // These rows get their errors only now, because an error depends on whether others ran.
-        for mut row in at_fault {
-            if let Some(error) = row.problem.take() {
-                let error = if others_ran { error.while_others_ran() } else { *error };
-                self.fail(std::slice::from_mut(&mut row), error, times);
-            }
-            // Before `fail_run`, which changes nothing while the state counts as lost.
-            self.undo_steps(&mut row);
-            row.state.lease.iter_mut().for_each(Lease::fail_run);
-            self.depart(row, answered);
-        }
-        self.report.payload_over(&self.sequences);
-        left
-    }
-
-    fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
-        let most = self.model.config.max_rows_per_run;
-        if rows.len() <= most && self.grouping.is_any() && self.isolation.is_over() {
-            return std::mem::take(rows);
-        }
-        rows.sort_by_key(|row| self.isolation.standing(row.good()));
-        let standing = rows.first().map(|first| self.isolation.standing(first.good()));
-        // Alone, a row that fails again costs one run, its own.
-        let most = if standing == Some(Standing::Failed) { 1 } else { most };
-        let mut batch = self.grouping.batch(most);
-        for row in std::mem::take(rows) {
-            // A batch has rows of one standing only, so that a row that may fail makes no trusted row run again.
-            let is_like_first = standing == Some(self.isolation.standing(row.good()));
-            rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
-        }
-        batch.rows
-    }
-
-    /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
-    /// fail: a failed run has changed no state. A row that fails alone gets its problem, and no answer yet. `is_last`: no
-    /// other batch of the payload is to run. Returns whether any rows ran.
-    fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) -> bool {
-        let ran = panic::catch_result(|| self.run(batch, times, is_last));
-        let finished = self.finish_run();
-        if let (Err(error @ RequestError::Run(RunError::PaddedState { .. })), true) =
-            (&ran, self.grouping.padding.is_some())
-        {
-            log::warn!(
-                "{}: {error}; from now on, rows whose states have different lengths run apart",
-                self.model.config.model
-            );
-            self.grouping.padding = None;
-        }
-        let error = match (ran, finished) {
-            (Ok(()), Ok(())) => {
-                self.isolation.ran(batch.iter().map(Row::good));
-                return true;
-            }
-            // The new states may not have been copied, so they can't be used.
-            (Ok(()), Err(_)) => {
-                batch.iter_mut().for_each(|row| row.state.spoil());
-                return false;
-            }
-            (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
-                if let [row] = batch {
-                    self.isolation.failed(Instant::now());
-                    row.problem = Some(Box::new(error));
-                    return false;
-                }
-                let (first, second) = batch.split_at_mut(batch.len() / 2);
-                let first_ran = self.run_or_split(first, times, false);
-                return self.run_or_split(second, times, false) || first_ran;
-            }
-            (Err(error), _) => error,
-        };
-        self.fail(batch, error, times);
-        false
-    }
-
-    /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and
-    /// nothing uses the memory that the store and the step give back.
-    fn finish_run(&mut self) -> Result<(), RequestError> {
-        let synchronised = self.copier.synchronise();
-        self.store.release();
-        synchronised?;
-        self.step.give_back();
-        Ok(())
-    }
-
-    /// Load, gather, run, respond, store, answer. States are loaded first, as that decides the order of the rows.
-    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), RequestError> {
-        let rows = self.model.config.padding.rows(batch.len());
-        self.store.load(batch, rows)?;
-        fault::point("gather", batch.iter().map(|row| &row.request));
-        let overlays = gather(&self.model.binding, batch, rows, &self.store, &mut self.step)?;
-        times.compute_start = monotonic_ns();
-        fault::point("run", batch.iter().map(|row| &row.request));
-        self.step.run(self.store.run(batch, rows, &overlays))?;
-        times.compute_end = monotonic_ns();
-        self.run_ns = responder::average(self.run_ns, times.compute_end - times.compute_start);
-        // Before states change, so that the batch can still run again in parts.
-        self.store.check(&self.step, rows)?;
-        let mut responses = self.respond(batch, rows)?;
-        // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
-        // one sequence would keep the memory of all.
-        let may_share = is_last || rows == 1;
-        let stored = panic::catch_result(|| {
-            self.store.store(batch, rows, &mut self.step, may_share, &mut responses)?;
-            fault::point("store", batch.iter().map(|row| &row.request));
-            Ok(())
-        });
-        if let Err(error) = stored {
-            // States may be half-way, so nothing is run again.
-            batch.iter_mut().for_each(|row| row.state.spoil());
-            self.fail(batch, error, times);
-            return Ok(());
-        }
-        self.go_on(batch, &mut responses);
-        if let Err(error) = panic::catch_result(|| self.finish_operations(batch, &mut responses)) {
-            self.fail(batch, error, times);
-            return Ok(());
-        }
-        self.answer_batch(batch, responses, times);
-        Ok(())
-    }
-
-    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Filled>, RequestError> {
-        let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
-        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.step_response(&self.model.binding)?)).collect();
-        answers.fill_responses(batch, &mut responses)?;
-        Ok(self.gather_steps(&answers, batch, responses))
-    }
-
-    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Filled>, mut times: Times) {
-        times.execute_end = monotonic_ns();
-        let each = self.model.binding.answers_each_step;
-        for (row, response) in batch.iter_mut().zip(responses) {
-            let of_request = row.times(times);
-            if let (Ok(_), true) = (&response, row.has_more_steps()) {
-                response.into_iter().filter(|_| each).for_each(Response::send_part);
-                continue;
-            }
-            let response = response.and_then(|response| {
-                panic::catch(|| fault::point("complete", [&row.request])).inspect_err(|_| row.state.spoil())?;
-                Ok(response)
-            });
-            self.answer_row(row, response, of_request);
-        }
-        self.triton.report_batch(batch.len(), times);
-        let nanoseconds = times.execute_end - times.execute_start;
-        self.sequences.metrics.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
-        self.report.batch(batch, times);
     }
 
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may

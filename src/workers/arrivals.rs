@@ -10,21 +10,44 @@ use state_store::Keeper;
 
 use crate::batch::decode::{ControlReader, Expected};
 use crate::batch::state_api::{conflict, several_rows};
-use crate::batch::{Row, TellsId};
+use crate::batch::{Decoded, Row, TellsId};
 use crate::binding::RequestInput;
 use crate::error::{InputError, LoadError, RequestError};
 use crate::model::Model;
 use crate::panic;
 use crate::triton::Request;
 
-/// A request in the scheduler. It is boxed there, because each sequence keeps room for some requests.
-pub(super) struct Queued {
-    pub row: Row,
-    pub since: Instant,
+/// A request in the scheduler. It is boxed, because each sequence keeps room for some requests.
+pub(super) enum Queued {
+    /// It came at this time.
+    New(Box<Decoded>, Instant),
+    /// It has made steps, and has some left.
+    UnderWay(Box<Row>),
+}
+
+impl Queued {
+    pub fn request(&self) -> &Request {
+        match self {
+            Self::New(of, _) => &of.request,
+            Self::UnderWay(row) => &row.request,
+        }
+    }
+
+    pub fn into_request(self) -> Request {
+        match self {
+            Self::New(of, _) => of.request,
+            Self::UnderWay(row) => row.request,
+        }
+    }
+
+    /// The request, if it has made no step.
+    pub fn decoded(&self) -> Option<&Decoded> {
+        if let Self::New(of, _) = self { Some(of) } else { None }
+    }
 }
 
 pub(super) struct Read {
-    pub row: Row,
+    pub row: Decoded,
     pub starts: Option<SequenceId>,
     pub control: Result<Control, Unfit>,
 }
@@ -32,12 +55,12 @@ pub(super) struct Read {
 /// Why a row does not run; `None` if the reason is another row of its request.
 pub(super) type Unfit = Option<Box<RequestError>>;
 
-pub(super) fn unfit((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
-    (queued.row.request, Some(Box::new(why.into())))
+pub(super) fn unfit((queued, why): (Queued, Refused)) -> (Request, Unfit) {
+    (queued.into_request(), Some(Box::new(why.into())))
 }
 
 /// The same, of a sequence that may be in the store, although its state here is gone.
-pub(super) fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
+pub(super) fn moved((queued, why): (Queued, Refused)) -> (Request, Unfit) {
     match why {
         Refused::Missing(id) => unfit((queued, Refused::Moved(id))),
         why => unfit((queued, why)),
@@ -45,7 +68,7 @@ pub(super) fn moved((queued, why): (Box<Queued>, Refused)) -> (Request, Unfit) {
 }
 
 /// Makes all rows of a request unfit if one of them cannot be queued.
-pub(super) fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Box<Queued>>) -> SmallVec<[Read; 1]> {
+pub(super) fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Queued>) -> SmallVec<[Read; 1]> {
     let controls: Vec<_> = rows.iter().filter_map(|read| read.control.as_ref().ok()).collect();
     let fault = if controls.len() < rows.len() { None } else { Some(scheduler.check(&controls)) };
     let (at, mut why) = match fault {
@@ -149,13 +172,13 @@ impl Reader {
         let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
             Ok(read) => read,
             Err(error) => {
-                let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
+                let (row, control) = (Decoded::new(request), Err(Some(Box::new(error))));
                 return smallvec![Read { row, starts, control }];
             }
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
-            let row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
+            let row = self.expected.check_row(request, control.start, control.end, self.tells_id, asked.take());
             let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
             Read { row, starts, control: Ok(control) }
         };

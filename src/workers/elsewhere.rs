@@ -1,19 +1,19 @@
 //! Sequences that come from a store, are entered there, or leave for another server: what their requests do meanwhile.
 //!
-//! Rules: the scheduler is not locked while the store is asked. The sequences that this server owns are in [`super::stored`].
+//! Rules: the scheduler is not locked while the store is asked. The sequences that this server owns are in
+//! [`super::stored`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use sequences::SequenceId;
 use sequences::scheduler::{Lookup, Refused, Scheduler};
-use sequences::{Key, SequenceId};
 
 use super::arrivals::{Queued, Unfit, moved, unfit};
 use super::clock::Thread;
 use super::stored::{Found, Pending, Stored, Told, hear_asks, start_lookups, start_writer};
 use super::{SHOW_EVERY, Shared};
-use crate::batch::Row;
 use crate::batch::kept::KeptAnswer;
 use crate::error::{LoadError, RequestError};
 use crate::panic;
@@ -32,13 +32,14 @@ impl Shared {
             asked.release_lanes(wanted.as_slice());
         })?;
         let writer = start_writer(&later.queue, &stored.keeper, move |told| writes.take_told(told))?;
-        // They stop in this order. The lookups may hand the writer something to save. The last one hears other servers until all
-        // is saved, because a server that asks and is not heard takes what the store has.
+        // They stop in this order. The lookups may hand the writer something to save. The last one hears other servers
+        // until all is saved, because a server that asks and is not heard takes what the store has.
         Ok(vec![lookups, writer, asks])
     }
 
-    /// Lets a thread look for sequences, and enter those that begin. While the store doesn't answer, they begin without.
-    pub(super) fn hand_over_lookups(&self, scheduler: &mut Scheduler<Box<Queued>>) {
+    /// Lets a thread look for sequences, and enter those that begin. While the store doesn't answer, they begin
+    /// without.
+    pub(super) fn hand_over_lookups(&self, scheduler: &mut Scheduler<Queued>) {
         let mut lookups = scheduler.take_lookups();
         if let Some((stored, later)) = self.stored.as_ref().and_then(Stored::with_later)
             && !lookups.is_empty()
@@ -57,8 +58,8 @@ impl Shared {
         self.lookups.add(lookups);
     }
 
-    /// Looks for sequences in the store, and enters those that begin. Their requests run, or are refused. Returns what is to be
-    /// looked for again.
+    /// Looks for sequences in the store, and enters those that begin. Their requests run, or are refused. Returns what
+    /// is to be looked for again.
     fn find(&self, pending: Vec<Pending>) -> Vec<Pending> {
         let Some(stored) = &self.stored else { return Vec::new() };
         let (mut wake, mut refused) = (Vec::new(), Vec::new());
@@ -84,14 +85,14 @@ impl Shared {
         // sequence in the store.
         let is_cancelled = |of: &Pending| {
             let request = scheduler.first_request(of.lookup.lane).filter(|_| of.lookup.starts);
-            request.is_some_and(|queued| queued.row.request.is_cancelled())
+            request.is_some_and(|queued| queued.request().is_cancelled())
         };
         let (cancelled, pending): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_cancelled);
         for of in cancelled {
             stored.forget([of.lookup.lane]);
             let mut requests = scheduler.not_found(of.lookup.lane, now, wake).into_iter();
             let first = requests.next();
-            refused.extend(first.map(|(first, _)| (first.row.request, Some(Box::new(RequestError::Cancelled)))));
+            refused.extend(first.map(|(first, _)| (first.into_request(), Some(Box::new(RequestError::Cancelled)))));
             refused.extend(requests.map(unfit));
         }
         // What is found under an id that a START has taken may be the new sequence.
@@ -131,20 +132,23 @@ impl Shared {
                 Found::Later => again.push(pending.again()),
                 Found::Missing(answer) => {
                     let mut requests = scheduler.not_found(lane, now, &mut wake).into_iter().peekable();
-                    let is_repeated = |(first, _): &(Box<Queued>, Refused)| {
-                        answer.as_ref().is_some_and(|answer| first.row.is_answered_by(answer))
+                    let is_repeated = |(first, _): &(Queued, Refused)| {
+                        first.decoded().zip(answer.as_ref()).is_some_and(|(first, answer)| first.is_answered_by(answer))
                     };
                     let first = requests.next_if(is_repeated);
-                    let again = first.zip(answer).map(|((first, _), answer)| (first.row, pending.lookup.id, answer));
-                    ends_again.extend(again);
+                    let again = |((first, _), answer): ((Queued, Refused), _)| {
+                        (first.into_request(), pending.lookup.id, answer)
+                    };
+                    ends_again.extend(first.zip(answer).map(again));
                     refused.extend(requests.map(unfit));
                 }
                 Found::No(error) => {
                     // A START whose search has panicked.
                     stored.forget([lane]);
                     let mut requests = scheduler.not_found(lane, now, &mut wake).into_iter();
-                    // The first gets the reason. The store may have the sequence, so no other is told that it is missing.
-                    refused.extend(requests.next().map(|(first, _)| (first.row.request, Some(Box::new(error)))));
+                    // The first gets the reason. The store may have the sequence, so no other is told that it is
+                    // missing.
+                    refused.extend(requests.next().map(|(first, _)| (first.into_request(), Some(Box::new(error)))));
                     refused.extend(requests.map(moved));
                 }
             }
@@ -158,14 +162,12 @@ impl Shared {
     }
 
     /// Answers ENDs that have run before, and whose answers were kept.
-    fn answer_again(&self, rows: Vec<(Row, SequenceId, Box<KeptAnswer>)>) {
-        let answer = |(mut row, id, answer): (Row, SequenceId, Box<KeptAnswer>)| {
-            // Only the id is used, for the answer: the sequence has no place on an instance.
-            row.key = Some(Key { instance: 0, lane: None, id });
-            let response = panic::catch_result(|| row.answer_again(&answer));
-            (row.request, response.map_err(Into::into))
+    fn answer_again(&self, ends: Vec<(Request, SequenceId, Box<KeptAnswer>)>) {
+        let answer = |(request, id, answer): (Request, SequenceId, Box<KeptAnswer>)| {
+            let response = panic::catch_result(|| answer.repeat(&request, Some(&id)));
+            (request, response.map_err(Into::into))
         };
-        self.answer_now(rows.into_iter().map(answer).collect(), true);
+        self.answer_now(ends.into_iter().map(answer).collect(), true);
     }
 
     /// Sequences leave for another server, when their request has run.
@@ -182,8 +184,8 @@ impl Shared {
         self.refuse_queued(refused);
     }
 
-    /// All sequences leave for other servers, and no more are taken. Each answer says how many are left, and how many could not be
-    /// saved. While the store can't take their states, the sequences stay.
+    /// All sequences leave for other servers, and no more are taken. Each answer says how many are left, and how many
+    /// could not be saved. While the store can't take their states, the sequences stay.
     pub(super) fn drain(&self, asked: Vec<(Request, Result<(), RequestError>)>) {
         if asked.is_empty() {
             return;

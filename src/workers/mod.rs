@@ -1,11 +1,11 @@
-//! The path of a request from Execute to its release; here, of one that this backend schedules itself. [`payloads`] is for
-//! what core schedules.
+//! The path of a request from Execute to its release; here, of one that this backend schedules itself. [`payloads`] is
+//! for what core schedules.
 //!
 //! Core calls Execute on one thread, one call at a time, in the order of its queue. Execute puts each request into the
-//! [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. While its batch runs, requests collect for
-//! the next one, and nothing waits for a fixed time. A request that makes no step (`input_windows`) runs on core's thread, if the
-//! worker has nothing to do. The clock's thread ends idle sequences, refuses STARTs that have waited for too long, and releases
-//! the last request, whatever the workers do. ARCHITECTURE.md says the rest.
+//! [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. While its batch runs, requests
+//! collect for the next one, and nothing waits for a fixed time. A request that makes no step (`input_windows`) runs on
+//! core's thread, if the worker has nothing to do. The clock's thread ends idle sequences, refuses STARTs that have
+//! waited for too long, and releases the last request, whatever the workers do. ARCHITECTURE.md says the rest.
 //!
 //! Rules:
 //! - The scheduler is locked for its own work only, never while a batch runs or an answer is sent.
@@ -87,7 +87,7 @@ pub struct Workers {
 struct Shared {
     triton: triton::Instance,
     sequences: Arc<LiveSequences>,
-    scheduler: Mutex<Scheduler<Box<Queued>>>,
+    scheduler: Mutex<Scheduler<Queued>>,
     /// By worker: it has something to do.
     wake: Vec<Condvar>,
     stop: AtomicBool,
@@ -190,10 +190,10 @@ impl Workers {
                 };
                 let wait = row.request.timeout();
                 row.deadline = wait.map(|wait| now + wait);
-                let queued = Box::new(Queued { row, since: now });
+                let queued = Queued::New(Box::new(row), now);
                 match scheduler.arrive(control, queued, wait, now) {
                     Ok(worker) => wake.extend(worker),
-                    Err((queued, why)) => refused.push((queued.row.request, Some(Box::new(why.into())))),
+                    Err(refusal) => refused.push(unfit(refusal)),
                 }
             }
         }
@@ -224,10 +224,10 @@ impl Workers {
     }
 
     /// Whether all that a worker has to do is a request that makes no step.
-    fn makes_no_step(&self, scheduler: &Scheduler<Box<Queued>>, worker: usize) -> bool {
+    fn makes_no_step(&self, scheduler: &Scheduler<Queued>, worker: usize) -> bool {
         let request = if self.reader.expected.make_steps() { scheduler.only_request(worker) } else { None };
-        request.is_some_and(|(lane, queued)| {
-            let look = |left: &[Vec<u8>]| self.reader.expected.brings_no_window(&queued.row, left);
+        request.and_then(|(lane, queued)| Some((lane, queued.decoded()?))).is_some_and(|(lane, of)| {
+            let look = |left: &[Vec<u8>]| self.reader.expected.brings_no_window(of, left);
             self.shared.sequences.look_at_left(self.workers[worker].instance_number, lane, look) == Some(true)
         })
     }
@@ -257,9 +257,9 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences to look for. Must be
-    /// called after each change of the scheduler.
-    fn watch_clock_for(&self, scheduler: &mut Scheduler<Box<Queued>>, now: Instant) {
+    /// Lets the thread that watches the clock look at the scheduler in time, and hands over the sequences to look for.
+    /// Must be called after each change of the scheduler.
+    fn watch_clock_for(&self, scheduler: &mut Scheduler<Queued>, now: Instant) {
         self.hand_over_lookups(scheduler);
         let show = now + SHOW_EVERY;
         // Each change of the scheduler may also change the numbers that the metrics show.
@@ -338,12 +338,12 @@ impl Shared {
         self.releases.look().into_iter().for_each(|look| self.alarm.by(look));
     }
 
-    fn refuse_queued(&self, refused: Vec<(Box<Queued>, Refused)>) {
+    fn refuse_queued(&self, refused: Vec<(Queued, Refused)>) {
         self.refuse(refused.into_iter().map(unfit).collect());
     }
 
-    /// Does the next work of a worker, if there is any: ends sequences and runs a batch, settles its sequences, answers, and
-    /// releases. `goes_on`: this thread runs the next batch, too.
+    /// Does the next work of a worker, if there is any: ends sequences and runs a batch, settles its sequences,
+    /// answers, and releases. `goes_on`: this thread runs the next batch, too.
     fn run_next(&self, worker: &Worker, instance: &mut Instance, goes_on: bool) {
         let Work { ready, over } = self.scheduler.lock().take(worker.number, self.most_rows);
         let lanes: Vec<u32> = ready.iter().map(|ready| ready.lane).collect();
@@ -367,7 +367,7 @@ impl Shared {
         worker: &Worker,
         instance: &mut Instance,
         lanes: Vec<u32>,
-        ready: Vec<Ready<Box<Queued>>>,
+        ready: Vec<Ready<Queued>>,
         goes_on: bool,
     ) {
         let Batch { mut finished, left, settled } =
@@ -420,35 +420,38 @@ impl Shared {
 struct Batch {
     finished: Vec<Finished>,
     /// Requests that have steps left, each with its lane.
-    left: Vec<(u32, Box<Queued>)>,
+    left: Vec<(u32, Queued)>,
     settled: Settled,
 }
 
-fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Box<Queued>>>, stored: Option<&Stored>) -> Batch {
+fn run(instance: &mut Instance, worker: usize, ready: Vec<Ready<Queued>>, stored: Option<&Stored>) -> Batch {
     let (now, number) = (Instant::now(), instance.number);
-    let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
-        let Queued { mut row, since } = *request;
-        if row.is_under_way() {
-            return row;
-        }
-        match (begins, &mut row.asked) {
-            (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
+    let (mut new, mut under_way) = (Vec::with_capacity(ready.len()), Vec::new());
+    for Ready { lane, id, request, begins } in ready {
+        let (mut of, since) = match request {
+            Queued::New(of, since) => (*of, since),
+            Queued::UnderWay(row) => {
+                under_way.push(*row);
+                continue;
+            }
+        };
+        match (begins, &mut of.asked) {
+            (Begins::Clone(source), Some(asked)) => asked.progress.clone_lane = Some(source),
             // Its state was kept while it was parked, so the run must not begin with the initial one.
-            (Begins::Resumed, _) => row.state.start = false,
+            (Begins::Resumed, _) => of.start = false,
             _ => {}
         }
         instance.sequences.metrics.waited(now.saturating_duration_since(since));
-        if row.deadline.is_some_and(|deadline| deadline <= now) {
-            row.problem = Some(Box::new(Refused::Late(id.clone()).into()));
+        if of.deadline.is_some_and(|deadline| deadline <= now) {
+            of.problem = Some(Box::new(Refused::Late(id.clone()).into()));
         }
-        row.key = Some(Key { instance: number, lane: Some(lane), id });
-        row
-    };
-    let mut rows: Vec<_> = ready.into_iter().map(row).collect();
-    stored.iter().for_each(|stored| stored.prepare(worker, instance, &mut rows));
-    let (mut answered, left) = instance.execute_rows(rows);
+        of.key = Some(Key { instance: number, lane: Some(lane), id });
+        new.push(of);
+    }
+    stored.iter().for_each(|stored| stored.prepare(worker, instance, &mut new));
+    let (mut answered, left) = instance.execute_batch(new, under_way);
     stored.iter().for_each(|stored| stored.save(worker, instance, &mut answered, &left));
-    let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Box::new(Queued { row, since: now })));
+    let with_lane = |row: Row| Some((row.key.as_ref()?.lane?, Queued::UnderWay(Box::new(row))));
     Batch {
         // After `save`, which notes a state that could not be saved as lost.
         finished: answered.iter().filter_map(|of| of.finished).collect(),

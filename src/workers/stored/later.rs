@@ -18,7 +18,7 @@ use state_store::{Change, Hold, Saved, StoreError};
 
 use super::writer::{Entry, Later, Unsaved, Waiting, What};
 use super::{Found, Pending, Sequence, Stored, key_of, tell_steps};
-use crate::batch::Row;
+use crate::batch::{Decoded, Row};
 use crate::error::StoredError;
 use crate::instance::Instance;
 use crate::model::Answered;
@@ -131,8 +131,8 @@ impl Stored {
     }
 
     /// Makes sure that the instance has the states of a batch's sequences.
-    pub(super) fn prepare_later(&self, later: &Later, worker: usize, instance: &mut Instance, rows: &mut [Row]) {
-        for row in rows.iter_mut().filter(|row| !row.is_under_way()) {
+    pub(super) fn prepare_later(&self, later: &Later, worker: usize, instance: &mut Instance, rows: &mut [Decoded]) {
+        for row in rows {
             let Some(key) = &row.key else { continue };
             let Some(lane) = key.lane else { continue };
             let state = self.sequences.lock().get_mut(lane).map(|of| (of.state.take(), of.unsaved));
@@ -144,7 +144,7 @@ impl Stored {
                     }
                 }
                 // A clone. Its client must not find an older sequence of its id after a restart.
-                None if row.state.start => {
+                None if row.start => {
                     let lookup = Lookup { lane, id: key.id.clone(), starts: true };
                     self.enter(later, &[(&lookup, false)]);
                 }

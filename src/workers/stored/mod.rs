@@ -26,8 +26,8 @@ use smallvec::SmallVec;
 use state_store::{Claimed, Hold, Keeper, Location, StoreError, Token};
 
 use super::clock::Alarm;
-use crate::batch::Row;
 use crate::batch::kept::{self, KeptAnswer};
+use crate::batch::{Decoded, Row};
 use crate::config::{Durability, OwnScheduling};
 use crate::error::{LoadError, RequestError, StoredError};
 use crate::instance::Instance;
@@ -203,7 +203,7 @@ impl Stored {
     }
 
     /// Before a batch runs: makes sure that its sequences are this server's, and that the instance has their states.
-    pub fn prepare(&self, worker: usize, instance: &mut Instance, rows: &mut [Row]) {
+    pub fn prepare(&self, worker: usize, instance: &mut Instance, rows: &mut [Decoded]) {
         match &self.later {
             None => {
                 self.check_owned(instance, rows);
@@ -323,7 +323,7 @@ impl Stored {
     }
 
     /// Gives a row's sequence the state that the store had.
-    fn adopt(&self, instance: &mut Instance, row: &mut Row, state: &[u8]) {
+    fn adopt(&self, instance: &mut Instance, row: &mut Decoded, state: &[u8]) {
         let Some(key) = &row.key else { return };
         let (answer, snapshot) = kept::split(state);
         match panic::catch_result(|| instance.adopt(key, snapshot)) {
@@ -382,7 +382,7 @@ fn tell_steps(answered: &Answered, made: u64, saved: u64) {
     }
 }
 
-fn refuse(row: &mut Row, error: impl FnOnce(&SequenceId) -> RequestError) {
+fn refuse(row: &mut Decoded, error: impl FnOnce(&SequenceId) -> RequestError) {
     if let Some(key) = &row.key
         && row.problem.is_none()
     {

@@ -16,7 +16,7 @@ use sequences::{Key, Outcome, SequenceId};
 use state_store::{Change, Hold, Saved};
 
 use super::{Found, Sequence, Stored, failed, key_of, refuse, tell_steps};
-use crate::batch::Row;
+use crate::batch::Decoded;
 use crate::batch::kept;
 use crate::error::{RequestError, StoredError};
 use crate::instance::Instance;
@@ -42,16 +42,16 @@ struct Unsaved {
 struct Starting<'r> {
     lane: u32,
     key: Vec<u8>,
-    row: &'r mut Row,
+    row: &'r mut Decoded,
     /// `None` if it takes over the record of an older START, and needs none of its own.
     hold: Option<Hold>,
 }
 
 impl Stored {
     /// Makes sure that the sequences of a batch are this server's, and that their instance has their states.
-    pub(super) fn check_owned(&self, instance: &mut Instance, rows: &mut [Row]) {
+    pub(super) fn check_owned(&self, instance: &mut Instance, rows: &mut [Decoded]) {
         let mut to_check = Vec::new();
-        for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| !row.is_under_way()) {
+        for (at, row) in rows.iter_mut().enumerate() {
             let Some(lane) = row.key.as_ref().and_then(|key| key.lane) else { continue };
             if self.most_answer_bytes > 0 {
                 row.keeps = row.repeat_key();
@@ -138,7 +138,7 @@ impl Stored {
 
     /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs that their
     /// clients may have sent to another server, and those of sequences that a younger one has replaced here.
-    pub(super) fn reserve(&self, rows: &mut [Row]) {
+    pub(super) fn reserve(&self, rows: &mut [Decoded]) {
         let starting = self.enter_starts(rows);
         let holds: Vec<_> = starting.iter().filter_map(|of| of.hold.clone()).collect();
         if holds.is_empty() {
@@ -169,9 +169,9 @@ impl Stored {
     }
 
     /// Enters the sequences of STARTs, the older ones first.
-    fn enter_starts<'r>(&self, rows: &'r mut [Row]) -> Vec<Starting<'r>> {
-        let is_late = |row: &Row| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
-        let starts = |row: &&mut Row| row.state.start && !row.is_under_way() && !is_late(row);
+    fn enter_starts<'r>(&self, rows: &'r mut [Decoded]) -> Vec<Starting<'r>> {
+        let is_late = |row: &Decoded| row.problem.as_ref().is_some_and(|problem| problem.is_sent_again());
+        let starts = |row: &&mut Decoded| row.start && !is_late(row);
         let mut starts: Vec<_> = rows.iter_mut().filter(starts).filter(|row| !row.request.is_cancelled()).collect();
         starts.sort_by_key(|row| row.key.as_ref().and_then(|key| key.lane));
         let mut starting = Vec::with_capacity(starts.len());
