@@ -124,7 +124,9 @@ impl LiveSequences {
         answers.into_iter().for_each(|answer| _ = panic::catch_and_log(|| drop(answer)));
         requests.into_iter().for_each(|request| _ = panic::catch_and_log(|| drop(request)));
         panic::catch_and_log(|| drop(leavings));
-        self.finish_payload(instance, releasing)
+        self.finish_payload(instance, releasing);
+        // Not before: this payload may have released requests, and what follows them has to be waited for.
+        self.table.lock().next_tick(instance, Instant::now())
     }
 
     /// Settles the sequences of a payload. Returns what the caller has to send and release. It also has to call

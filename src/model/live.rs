@@ -118,6 +118,7 @@ impl LiveSequences {
             dropped_after: forever,
             quiet: forever,
             by_lane: false,
+            expires: true,
             queue_requests: capacity,
             has_place_for_all: true,
         };
@@ -131,9 +132,8 @@ impl LiveSequences {
         self.table.lock().begin_payload(instance, Instant::now());
     }
 
-    /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released. Returns when
-    /// [`LiveSequences::tick`] may have something to do.
-    pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) -> Instant {
+    /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released.
+    pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) {
         let now = Instant::now();
         let needs_slabs = self.work(|table| {
             table.have_been_released(releasing, now);
@@ -144,8 +144,6 @@ impl LiveSequences {
             self.adjust_slabs();
         }
         self.publish();
-        // Not before: this payload may have released requests, and what follows them has to be waited for.
-        self.table.lock().next_tick(instance, now)
     }
 
     /// Ends sequences of an instance that have no request. `drop_state`: see [`LiveSequences::tick`].

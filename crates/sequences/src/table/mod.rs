@@ -1,6 +1,5 @@
 //! The table of live sequences.
 
-mod chains;
 mod incarnations;
 mod records;
 
@@ -9,8 +8,7 @@ use std::time::{Duration, Instant};
 use super::id::Outcome;
 use super::id::{Key, SequenceId};
 use crate::pool::{SlotId, SlotLimits, SlotPool};
-use chains::Chains;
-use incarnations::{Incarnations, Lanes};
+use incarnations::{Chains, Incarnations, Lanes};
 pub use records::Life;
 use records::{Phase, Records};
 
@@ -26,6 +24,8 @@ pub struct Policy {
     pub quiet: Duration,
     /// Whether the lane of a request identifies its incarnation (`direct`, and where this backend schedules).
     pub by_lane: bool,
+    /// Whether sequences expire here. Where this backend schedules, its scheduler says when one is over.
+    pub expires: bool,
     /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
     /// payload takes the next request of every slot.
     pub queue_requests: usize,

@@ -445,6 +445,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
         dropped_after: DROPPED,
         quiet: QUIET,
         by_lane: false,
+        expires: true,
         queue_requests: CORE_SLOTS,
         has_place_for_all: true,
     };

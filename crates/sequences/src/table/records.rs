@@ -174,7 +174,9 @@ impl<S, C, H> Records<S, C, H> {
     pub fn wait(&mut self, slot: SlotId, now: Instant) {
         let Some(record) = self.pool.record_mut(slot) else { return };
         record.phase = Phase::Waiting;
-        if let Some(instance) = self.instances.get_mut(&record.key.instance) {
+        if self.policy.expires
+            && let Some(instance) = self.instances.get_mut(&record.key.instance)
+        {
             instance.idle.insert(slot, now);
         }
     }

@@ -19,6 +19,7 @@ fn policy() -> Policy {
         dropped_after: IDLE / 2,
         quiet: QUIET,
         by_lane: false,
+        expires: true,
         queue_requests: QUEUE,
         has_place_for_all: false,
     }
