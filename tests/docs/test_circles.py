@@ -1,6 +1,6 @@
 """No two files of a crate, or of a module of the backend, import each other, directly or through others.
 
-A `mod.rs` or `lib.rs` that only declares and re-exports its children does not count as a file. An import through it counts
+A `mod.rs`, `lib.rs` or `main.rs` that only declares and re-exports its children does not count as a file. An import through it counts
 as an import of the child.
 """
 
@@ -17,14 +17,18 @@ MODULES = sorted(
     for path in (ROOT / "src").iterdir()
     if sum("tests" not in file.stem for file in path.rglob("*.rs")) > 1
 )
-FOLDERS = (*MODULES, "crates/convert/src", "crates/gpu-rows/src", "crates/model-config/src", "crates/state-store/src")
+CRATES = ("convert", "gpu-rows", "model-config", "ovms", "rows", "state-store")
+FOLDERS = (*MODULES, *(f"crates/{crate}/src" for crate in CRATES))
 COMMENT = re.compile(r"//.*")
-TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod ", re.MULTILINE)
+TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod \w*tests\b", re.MULTILINE)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)
 PATH = re.compile(r"\b\w+(?:::\w+)+")
 DECLARATION = re.compile(
     r"#!?\[[^\]]*\]|(?:pub(?:\([a-z:: ]+\))? )?mod \w+;|(?:pub(?:\([a-z:: ]+\))? )?use [^;]+;", re.MULTILINE
 )
+
+#: The files that stand for their folder.
+ROOTS = ("mod", "lib", "main")
 
 #: A module inside a file.
 INLINE = re.compile(r"\bmod \w+ \{")
@@ -66,13 +70,13 @@ def files_of(folder: Path) -> dict[Module, str]:
     for file in sorted(folder.rglob("*.rs")):
         if "tests" not in file.stem:
             module = file.relative_to(root_of(folder)).with_suffix("").parts
-            sources[module[:-1] if module[-1] in ("mod", "lib") else module] = code_of(file)
+            sources[module[:-1] if module[-1] in ROOTS else module] = code_of(file)
     return sources
 
 
 def root_of(folder: Path) -> Path:
     """The folder of the crate's root."""
-    return folder if (folder / "lib.rs").exists() else folder.parent
+    return folder if any((folder / f"{name}.rs").exists() for name in ("lib", "main")) else folder.parent
 
 
 def named_in(module: Module, code: str) -> list[Module]:
@@ -101,7 +105,7 @@ def imports(folder: Path) -> dict[Module, set[Module]]:
     doors = {
         module
         for module, code in sources.items()
-        if any((root_of(folder).joinpath(*module) / name).exists() for name in ("mod.rs", "lib.rs"))
+        if any((root_of(folder).joinpath(*module) / f"{name}.rs").exists() for name in ROOTS)
         and not DECLARATION.sub("", code).strip()
     }
 
@@ -127,7 +131,7 @@ def circles(folder: Path) -> list[list[str]]:
             if via in reached[module]:
                 reached[module] = reached[module] | reached[via]
     sets = {frozenset(other for other in reached[module] if module in reached[other]) for module in reached}
-    names = [sorted("/".join(module[1:]) or "mod" for module in found) for found in sets if found]
+    names = [sorted("/".join(module) or "lib" for module in found) for found in sets if found]
     return sorted(names, key=len, reverse=True)
 
 
@@ -150,9 +154,9 @@ def test_circles_are_found_directly_around_and_behind_a_door(tmp_path):
     folder.mkdir()
     for name, code in files.items():
         (folder / f"{name}.rs").write_text(code)
-    assert circles(folder) == [["a", "b", "c"]]
+    assert circles(folder) == [["door/a", "door/b", "door/c"]]
     (folder / "c.rs").write_text("use super::d::D;\n")
     assert circles(folder) == []
     (folder / "mod.rs").write_text(files["mod"] + "fn code() { a::run() }\n")
     (folder / "d.rs").write_text("fn f() { super::code() }\n")
-    assert circles(folder) == [["a", "b", "c", "d", "mod"]]
+    assert circles(folder) == [["door", "door/a", "door/b", "door/c", "door/d"]]

@@ -472,6 +472,15 @@ fn log_error(done: Result<(), DeviceError>) {
     }
 }
 
+/// Number of devices that the instances of KIND_CPU run on; 0 if they run on the host. Only builds for tests have such
+/// devices: they are simulated, and Triton for machines without GPUs refuses KIND_GPU.
+pub fn devices_for_cpu_instances() -> usize {
+    match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
+        Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

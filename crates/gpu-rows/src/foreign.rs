@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Device, DeviceError, Pinned, while_nothing_is_captured};
+use super::device::{Device, Pinned, while_nothing_is_captured};
+use super::driver::DeviceError;
 
 /// Memory of a GPU that the backend does not own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,10 @@ use std::sync::{Arc, OnceLock};
 
 use rows::tensor::{Part, StorageType};
 
+use super::device::{Device, DeviceBuffer, OwnedStream, Pinned, while_nothing_is_captured};
 use super::driver::{DeviceError, Driver};
+use super::foreign::Foreign;
 use super::moves::{Change, Moves, Pieces};
-use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned, while_nothing_is_captured};
 
 /// What the queues of a model on a device have done.
 #[derive(Debug, Default)]
