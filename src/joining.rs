@@ -1,8 +1,8 @@
 //! Joins the graphs of a version's folder to one model when it is loaded, in memory.
 //!
-//! Rules: the model repository is never written. A joined model is served only if its answers are those of its graphs, which
-//! is checked on random data. Not for: how graphs are joined (the crate `stateful_convert`), nor a model of one file
-//! (`conversion`).
+//! Rules: the model repository is never written. A joined model is served only if its answers are those of its graphs,
+//! which is checked on random data. Not for: how graphs are joined (the crate `stateful_convert`), nor a model of one
+//! file (`conversion`).
 
 #![forbid(unsafe_code)]
 
@@ -155,8 +155,8 @@ fn dims(state: &StateDims) -> Option<(String, Vec<Dim>)> {
     Some((state.name.clone(), dims?))
 }
 
-/// Removes the contexts of wired inputs from the configuration, because the joined model contains them. Refuses windows,
-/// generated inputs and constants for these: the backend makes them only for inputs of requests.
+/// Removes the contexts of wired inputs from the configuration, because the joined model contains them. Refuses
+/// windows, generated inputs and constants for these: the backend makes them only for inputs of requests.
 fn take_contexts(partial: &mut PartialConfig, plan: &Plan) -> Result<(), JoiningError> {
     const ONE_OF_TWO: &str = "it takes what the wire brings: leave one of the two out";
     let inner = |input: &str| plan.parts.iter().any(|part| part.takes(input));

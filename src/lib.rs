@@ -3,8 +3,8 @@
 //! It keeps the state of every sequence in the server, runs the sequences that are ready as one batch in ONNX Runtime,
 //! keeps their new states, and answers. `ARCHITECTURE.md` follows a request through the modules and gives the reasons.
 //!
-//! This is the map of the modules. Each uses only modules below it. All may use [`model_config`], which has a map of its own,
-//! under the names of its modules: `crate::config` and the others.
+//! This is the map of the modules. Each uses only modules below it. All may use [`model_config`], which has a map of
+//! its own, under the names of its modules: `crate::config` and the others.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|

@@ -56,8 +56,8 @@ impl<J: Send + 'static> Responder<J> {
         Self { queue, thread, shared }
     }
 
-    /// Does a job of so many requests: at once, or on the thread. `next_run_ns`: how long a batch of other sequences runs
-    /// meanwhile, or 0 if there are none.
+    /// Does a job of so many requests: at once, or on the thread. `next_run_ns`: how long a batch of other sequences
+    /// runs meanwhile, or 0 if there are none.
     pub fn dispatch(&self, job: J, requests: usize, next_run_ns: impl Fn() -> u64) {
         // Acquire, with the Release after a job: if none waits, the last one is done, so this one cannot overtake it.
         let is_idle = self.shared.waiting.load(Ordering::Acquire) == 0;

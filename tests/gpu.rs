@@ -2,8 +2,8 @@
 //! the driver as this backend calls it, the provider's options, its stream, where its tensors lie, what it copies, CUDA
 //! graphs. Copies happen there and other kernels do not, so the models are of copies alone.
 //!
-//! `scripts/test-on-fake-cuda` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it
-//! says so and does nothing.
+//! `scripts/test-on-fake-cuda` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them
+//! it says so and does nothing.
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 

@@ -1,8 +1,8 @@
 //! Runs without requests, at load: the warm-up, and the check of what `growing_padding` promises.
 //!
-//! The check: rows with states of different lengths must get the same results from a shared run, with padding, as from runs of
-//! their own. The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or
-//! output may differ by the rounding of its type. Only one instance of a model has to check it.
+//! The check: rows with states of different lengths must get the same results from a shared run, with padding, as from
+//! runs of their own. The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A
+//! new state or output may differ by the rounding of its type. Only one instance of a model has to check it.
 
 use rows::copies;
 use rows::tensor::{DataType, Gap, RowAt, StorageType, element_count};
@@ -20,8 +20,8 @@ use crate::store::{HasState, RowState, StateStore};
 
 /// Lengths of the states of two rows. A third row has the length with which sequences start.
 const LENGTHS: [i64; 2] = [7, 4];
-/// The longest states that are tried, because some models have rules that begin at a larger length: other frequencies of
-/// positions, or a window of the past.
+/// The longest states that are tried, because some models have rules that begin at a larger length: other frequencies
+/// of positions, or a window of the past.
 const LONGEST: i64 = 5000;
 /// Bytes of the longest states of a row.
 const MOST_BYTES: usize = 1 << 24;
@@ -54,8 +54,9 @@ impl HasState for CheckedRow {
     }
 }
 
-/// Runs the step over `rows` rows of zeros, each the start of a sequence, so that what ONNX Runtime does once for each shape is
-/// done before the first client waits for it. Open dimensions are 1, plus the length of a context along its axis.
+/// Runs the step over `rows` rows of zeros, each the start of a sequence, so that what ONNX Runtime does once for each
+/// shape is done before the first client waits for it. Open dimensions are 1, plus the length of a context along its
+/// axis.
 pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), RequestError> {
     let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
     store.load(&mut starts, rows)?;
@@ -219,8 +220,8 @@ struct Content<'a> {
     dims: &'a dyn Fn(&BoundInput) -> Vec<i64>,
     flags: &'a [Flag],
     generated: &'a dyn Fn(usize, &Generated) -> RowValues,
-    /// `elements(position, index, data_type, count)` gives the bytes of `count` elements of input `index` for the row at
-    /// `position`.
+    /// `elements(position, index, data_type, count)` gives the bytes of `count` elements of input `index` for the row
+    /// at `position`.
     elements: &'a dyn Fn(usize, usize, DataType, usize) -> Vec<u8>,
 }
 

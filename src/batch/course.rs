@@ -1,8 +1,8 @@
-//! The steps of a request of a model with `input_windows` or `repeat`: how many there are, what each reads, and the outputs
-//! so far.
+//! The steps of a request of a model with `input_windows` or `repeat`: how many there are, what each reads, and the
+//! outputs so far.
 //!
-//! With windows, a request's elements follow those that the sequence has left over. With `repeat`, a step reads what the one
-//! before it gave. [`super::stepping`] moves a row from one step to the next.
+//! With windows, a request's elements follow those that the sequence has left over. With `repeat`, a step reads what
+//! the one before it gave. [`super::stepping`] moves a row from one step to the next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ pub struct Course {
     pub(super) repeated: Vec<(usize, HeldInput)>,
     pub(super) outputs: Gathering,
     pub began: Option<Times>,
-    /// The state of the sequence before the request; `None` if there was none, or it cannot change before the last step.
+    /// The state of the sequence before the request; `None` if there was none, or it cannot change before the last
+    /// step.
     pub before: Option<Saved>,
 }
 
@@ -87,8 +88,8 @@ impl Division {
 
 impl Course {
     /// Divides the elements that the sequence has left over (`kept`) and then those of the request into windows. Also
-    /// returns what is left over then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window has
-    /// left a context.
+    /// returns what is left over then, by input that is cut. `ends`: nothing follows the request. `is_first`: no window
+    /// has left a context.
     pub(super) fn new(
         binding: &Binding,
         request: &Request,
@@ -126,8 +127,8 @@ impl Course {
         Ok((course, left))
     }
 
-    /// Whether the elements that the sequence has left over (`kept`) and those of the request complete no window. Counts with
-    /// windows of later steps; the first one is never shorter.
+    /// Whether the elements that the sequence has left over (`kept`) and those of the request complete no window.
+    /// Counts with windows of later steps; the first one is never shorter.
     pub(super) fn has_no_window(binding: &Binding, request: &Request, kept: &[Vec<u8>]) -> bool {
         divisions(binding, request, kept, false).is_ok_and(|divisions| divisions.iter().all(|of| of.steps == 0))
     }

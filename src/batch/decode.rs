@@ -1,5 +1,5 @@
-//! Turns a request into a row that fits the model. If this backend schedules the sequences, it first reads the id, START and
-//! END.
+//! Turns a request into a row that fits the model. If this backend schedules the sequences, it first reads the id,
+//! START and END.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -58,7 +58,8 @@ impl Expected {
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
-    /// it alone. It has a problem if it is wrong. Returns `None` for a filler of the `direct` strategy, which is released.
+    /// it alone. It has a problem if it is wrong. Returns `None` for a filler of the `direct` strategy, which is
+    /// released.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Decoded> {
         let read = |request: &Request| -> Result<_, RequestError> {
             let (start, end) = request.start_and_end()?;
@@ -70,8 +71,8 @@ impl Expected {
         };
         // The requests of a warm-up have no id either, but they want outputs.
         if id.is_none() && outputs == 0 {
-            // With `direct`, core fills holes of a batch with such requests. Their data are garbage, and no client waits for an
-            // answer.
+            // With `direct`, core fills holes of a batch with such requests. Their data are garbage, and no client
+            // waits for an answer.
             request.release_unanswered();
             return None;
         }
@@ -91,8 +92,8 @@ impl Expected {
         self.binding.makes_steps()
     }
 
-    /// Whether a request and what its sequence has `left` over are too little for a step. False if only the request's turn
-    /// shows it.
+    /// Whether a request and what its sequence has `left` over are too little for a step. False if only the request's
+    /// turn shows it.
     pub fn brings_no_window(&self, of: &Decoded, left: &[Vec<u8>]) -> bool {
         let is_plain = of.asked.is_none() && !of.start && !of.end;
         self.binding.is_cut && is_plain && Course::has_no_window(&self.binding, &of.request, left)
@@ -112,8 +113,8 @@ impl Expected {
         Decoded { start, end, asked, tells_id: Some(tells_id), problem, ..Decoded::new(request) }
     }
 
-    /// Copies inputs on GPUs that this instance cannot reach, and those that a whole batch shares, to the host. Waits once for
-    /// each GPU. A row whose input cannot be copied gets a problem.
+    /// Copies inputs on GPUs that this instance cannot reach, and those that a whole batch shares, to the host. Waits
+    /// once for each GPU. A row whose input cannot be copied gets a problem.
     pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Decoded>) {
         let runs = |row: &Decoded| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.progress.runs);
         let is_far = |row: &Decoded, (index, expected): (usize, &ExpectedInput)| {

@@ -134,8 +134,8 @@ impl<'a> Filling<'a, '_> {
         Ok(())
     }
 
-    /// Rows after their context, filled up to the length of the longest. Strings have no context, and are filled up with empty
-    /// ones.
+    /// Rows after their context, filled up to the length of the longest. Strings have no context, and are filled up
+    /// with empty ones.
     fn windows(
         &mut self,
         index: usize,

@@ -3,12 +3,13 @@
 //! Rows that differ only in the length of an input or of states that are padded can, but a long one must not make many
 //! short ones take its room: see [`Lengths`].
 //!
-//! If a batch cannot be run, ONNX Runtime does not say which row is at fault. The batch is halved until the rows at fault run
-//! alone. Each of them costs up to two further runs per halving. A client that keeps sending bad requests must not cause this
-//! cost for all others with each payload, so after a fault the rows run apart by their [`Standing`], and the trusted ones run
-//! first.
+//! If a batch cannot be run, ONNX Runtime does not say which row is at fault. The batch is halved until the rows at
+//! fault run alone. Each of them costs up to two further runs per halving. A client that keeps sending bad requests
+//! must not cause this cost for all others with each payload, so after a fault the rows run apart by their
+//! [`Standing`], and the trusted ones run first.
 //!
-//! The bounds. A *search* is the largest number of further runs that one row can cause, which is `2 * log2(max_batch_size)`:
+//! The bounds. A *search* is the largest number of further runs that one row can cause, which is `2 *
+//! log2(max_batch_size)`:
 //!
 //! - A bad request of a trusted sequence costs a search. The sequence has to send as many good requests as a search has
 //!   runs before it is trusted again.
@@ -234,8 +235,8 @@ impl Isolation {
 
     /// A row has been found at fault: its run alone has failed.
     pub const fn failed(&mut self, now: Instant) {
-        // A fault after rows have run together again gets its own time, so that sequences that began before it do not count as
-        // new.
+        // A fault after rows have run together again gets its own time, so that sequences that began before it do not
+        // count as new.
         if self.is_over() {
             self.began = now;
         }

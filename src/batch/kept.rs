@@ -1,7 +1,7 @@
 //! Answers that are kept in a store with the state after them, for a client that sends its request again.
 //!
-//! A client that lost an answer sends the request again, with the same `sequence_step`. The sequence is one step further by
-//! then, so the request must not run: it gets the kept answer.
+//! A client that lost an answer sends the request again, with the same `sequence_step`. The sequence is one step
+//! further by then, so the request must not run: it gets the kept answer.
 
 use std::ffi::CString;
 
@@ -55,14 +55,15 @@ pub fn encode(of: RepeatKey, made: u64, copy: &ResponseCopy, most: usize) -> Vec
     bytes.extend_from_slice(&(data as u32).to_le_bytes());
     bytes.extend_from_slice(&header);
     copy.outputs.iter().for_each(|output| bytes.extend_from_slice(&output.bytes));
-    // The checksum also covers the lengths, so it is computed after them: a wrong length would cut off the state in the wrong
-    // place.
+    // The checksum also covers the lengths, so it is computed after them: a wrong length would cut off the state in the
+    // wrong place.
     let checksum = crc32fast::hash(&bytes[12..]);
     bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
-/// Splits an answer off, if there is one in front of a state. A damaged answer is left out; the state has its own checksum.
+/// Splits an answer off, if there is one in front of a state. A damaged answer is left out; the state has its own
+/// checksum.
 pub fn split(bytes: &[u8]) -> (Option<KeptAnswer>, &[u8]) {
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>().filter(|prefix| prefix.starts_with(MAGIC)) else {
         return (None, bytes);

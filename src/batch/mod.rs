@@ -1,7 +1,8 @@
 //! Requests to rows of a batch, and rows of the outputs to responses.
 //!
 //! Rules: everything that can be wrong with a request is found in [`decode`], before it meets others; gathering cannot
-//! fail for one row. Not for: states ([`crate::store`]; a row carries what the store needs along), or running the model.
+//! fail for one row. Not for: states ([`crate::store`]; a row carries what the store needs along), or running the
+//! model.
 
 #![forbid(unsafe_code)]
 
@@ -52,8 +53,8 @@ pub struct TellsId {
     pub output_dims: Option<&'static [i64]>,
 }
 
-/// A request that has been read, until it is admitted. It may be one that cannot run: with core's batcher, its START or END
-/// counts all the same.
+/// A request that has been read, until it is admitted. It may be one that cannot run: with core's batcher, its START or
+/// END counts all the same.
 pub struct Decoded {
     pub key: Option<Key>,
     pub start: bool,
@@ -86,7 +87,8 @@ impl Decoded {
         }
     }
 
-    /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START without it.
+    /// Identifies its request; `None` without `sequence_step`. START is left out, because a client repeats a START
+    /// without it.
     pub fn repeat_key(&self) -> Option<RepeatKey> {
         let asked = self.asked.as_deref()?;
         let StateRequest { step, left, delete, get, query, snapshot, discards, reset, .. } = asked;

@@ -11,7 +11,8 @@ use crate::error::{RequestError, RunError};
 use crate::session::OutputCopy;
 use crate::triton::{OutputMemory, Response, RowOutput};
 
-/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
+/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for
+/// once.
 #[derive(Default)]
 pub struct OnGpus<'r> {
     /// The outputs that are copied on the step's device.

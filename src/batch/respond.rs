@@ -133,7 +133,8 @@ impl<'a> Answers<'a> {
         Ok((dims, layout.window(RowAt { position, rows: answer.rows }, 0..length)))
     }
 
-    /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
+    /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input
+    /// out.
     fn length(&self, answer: &OutputRows, by: TrimBy, position: usize, row: &Row) -> Result<Option<usize>, RunError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
@@ -153,7 +154,8 @@ impl<'a> Answers<'a> {
 }
 
 impl Row {
-    /// Adds the id of the sequence to a response, and each output that the request wants. Adds outputs of the model with `add`.
+    /// Adds the id of the sequence to a response, and each output that the request wants. Adds outputs of the model
+    /// with `add`.
     fn answer_outputs<'o, O, I: Iterator<Item = (&'o BoundOutput, O)>>(
         &self,
         response: &Response,
@@ -223,8 +225,8 @@ impl KeptAnswer {
     }
 }
 
-/// The answer to a request that makes no step: the outputs that it wants, without elements. For a model that answers each
-/// step, the answer has only what the request reads of the state; if it reads nothing, there is no response.
+/// The answer to a request that makes no step: the outputs that it wants, without elements. For a model that answers
+/// each step, the answer has only what the request reads of the state; if it reads nothing, there is no response.
 pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
     if !binding.answers_each_step {
         let response = row.response()?;

@@ -1,8 +1,8 @@
 //! Moves a row from one step of its request to the next and, with `repeat`, gives the values of a step to the next one.
 //!
 //! A step leaves its state with the sequence, like any request, so the next step finds it in place. Before the first of
-//! several steps, the instance saves the sequence's state, and the course keeps it. If the request fails or is cancelled before
-//! its last step, the instance restores it, so the request changes nothing.
+//! several steps, the instance saves the sequence's state, and the course keeps it. If the request fails or is
+//! cancelled before its last step, the instance restores it, so the request changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,9 +47,9 @@ impl Row {
         Ok(())
     }
 
-    /// Whether its sequence may get the state from before the request again: there is one, several steps may change it, and the
-    /// sequence is not over whatever comes of the request. An END that leaves the state as it was may read that. `is_stored`:
-    /// an END that has not made all of its steps ends no sequence.
+    /// Whether its sequence may get the state from before the request again: there is one, several steps may change it,
+    /// and the sequence is not over whatever comes of the request. An END that leaves the state as it was may read
+    /// that. `is_stored`: an END that has not made all of its steps ends no sequence.
     pub fn may_be_undone(&self, is_stored: bool) -> bool {
         self.state.is_partial && !self.state.start && (!self.end || self.state.discards || is_stored)
     }
@@ -87,8 +87,8 @@ impl Row {
         if is_gathered { Ok(Response::of_step()) } else { self.response() }
     }
 
-    /// Takes the outputs of a step. After the last step, returns the response to the request, with the outputs of all steps.
-    /// For a model that answers each step, returns the response to this step.
+    /// Takes the outputs of a step. After the last step, returns the response to the request, with the outputs of all
+    /// steps. For a model that answers each step, returns the response to this step.
     pub fn gather_step(&mut self, binding: &Binding, step: Response) -> Result<Response, RequestError> {
         let Some(course) = &mut self.course else { return Ok(step) };
         let most_bytes = binding.most_steps.answer_bytes;
@@ -114,8 +114,8 @@ impl Row {
         Ok(response)
     }
 
-    /// Adds the number of steps; with windows, also the number of elements that are left over; with `repeat`, whether an
-    /// output has ended the steps.
+    /// Adds the number of steps; with windows, also the number of elements that are left over; with `repeat`, whether
+    /// an output has ended the steps.
     pub fn answer_steps(&self, response: &Response) -> Result<(), RequestError> {
         let Some(course) = &self.course else { return Ok(()) };
         response.set_number(c"steps", course.steps)?;

@@ -197,8 +197,8 @@ impl RequestError {
         self.class().0
     }
 
-    /// Whether a batch that failed with this may succeed without one of its rows. An output that has no row for each request
-    /// may fit a smaller batch by chance, so the model is at fault; a scalar fits one row only.
+    /// Whether a batch that failed with this may succeed without one of its rows. An output that has no row for each
+    /// request may fit a smaller batch by chance, so the model is at fault; a scalar fits one row only.
     pub const fn may_be_one_rows_fault(&self) -> bool {
         match self {
             Self::Run(RunError::Session(_) | RunError::Memory(_) | RunError::PaddedState { .. }) | Self::Panic(_) => {
@@ -209,8 +209,8 @@ impl RequestError {
         }
     }
 
-    /// The error of a request that failed alone while others of the same moment ran. If the model could not run, or a device
-    /// had failed, no other would have run. So the client is at fault, unless memory was short.
+    /// The error of a request that failed alone while others of the same moment ran. If the model could not run, or a
+    /// device had failed, no other would have run. So the client is at fault, unless memory was short.
     pub fn while_others_ran(self) -> Self {
         match self {
             Self::Run(RunError::Session(error)) if session_code(&error) == Code::Internal => {
@@ -234,8 +234,8 @@ impl RequestError {
         matches!(self, Self::Admission(AdmissionError::Refused(Refused::TooMany { .. } | Refused::QueueFull { .. })))
     }
 
-    /// The answer to a request whose sequence starts with `states`, which have no elements. If a run failed, they may be
-    /// the reason.
+    /// The answer to a request whose sequence starts with `states`, which have no elements. If a run failed, they may
+    /// be the reason.
     pub fn with_empty_start(&self, states: &str) -> triton::Error {
         let mut text = self.to_string();
         if matches!(self, Self::Run(RunError::Session(_) | RunError::AtFault(_) | RunError::OutputRows { .. })) {
@@ -247,8 +247,9 @@ impl RequestError {
         triton::Error::new(self.class().1, text)
     }
 
-    /// The reason under which the metrics count it, and its code. A client acts on the code, so the code says who has to act:
-    /// the client (`INVALID_ARG`, `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (`INTERNAL`, `UNSUPPORTED`).
+    /// The reason under which the metrics count it, and its code. A client acts on the code, so the code says who has
+    /// to act: the client (`INVALID_ARG`, `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (`INTERNAL`,
+    /// `UNSUPPORTED`).
     fn class(&self) -> (Reason, Code) {
         match self {
             Self::Admission(error) => error.class(),

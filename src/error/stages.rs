@@ -268,8 +268,8 @@ pub enum InputError {
          (max_steps_per_request); the state of its sequence is as it was before: send fewer elements in a request"
     )]
     TooManySteps { name: String, brought: usize, steps: usize, most: usize },
-    /// The rows of one answer can't have different numbers of steps, and a row's number depends on what its sequence has left
-    /// over.
+    /// The rows of one answer can't have different numbers of steps, and a row's number depends on what its sequence
+    /// has left over.
     #[error(
         "the request has {0} sequences, but a model with 'input_windows' or 'repeat' takes one per request: send a \
          request for each sequence"

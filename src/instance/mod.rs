@@ -106,8 +106,8 @@ impl Instance {
         })
     }
 
-    /// Makes the answers of a payload. The caller settles, sends and releases them. If a panic drops requests, they are not
-    /// in the result: they have been answered and released.
+    /// Makes the answers of a payload. The caller settles, sends and releases them. If a panic drops requests, they are
+    /// not in the result: they have been answered and released.
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answered> {
         self.make_answers(requests.len(), |of, mut times, answered| {
             let decoded = of.decode(requests);
@@ -194,8 +194,8 @@ impl Instance {
         rows
     }
 
-    /// Gives each request the slot of its sequence, also one that cannot run: its START or END counts. Answers those that cannot
-    /// run.
+    /// Gives each request the slot of its sequence, also one that cannot run: its START or END counts. Answers those
+    /// that cannot run.
     fn admit(&mut self, decoded: Vec<Decoded>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let admission = |of: &Decoded| Some(Admission { key: of.key.clone()?, start: of.start, end: of.end });
         let mut admissions = Vec::with_capacity(decoded.len());
@@ -226,7 +226,8 @@ impl Instance {
         })
     }
 
-    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
+    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it
+    /// returns.
     fn sift(
         &mut self,
         mut rows: Vec<Row>,
@@ -251,8 +252,8 @@ impl Instance {
         rows
     }
 
-    /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END that is not
-    /// to be inferred, with all outputs and without elements.
+    /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END
+    /// that is not to be inferred, with all outputs and without elements.
     fn check_admitted(
         &mut self,
         row: &mut Row,
@@ -283,8 +284,8 @@ impl Instance {
         self.initialise(rows, times, answered)
     }
 
-    /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
-    /// come before the answer has left.
+    /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one
+    /// may come before the answer has left.
     fn depart(&mut self, mut row: Row, answered: &mut Vec<Answered>) {
         let ends = row.asked.as_ref().is_some_and(|asked| asked.progress.ends);
         row.state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);

@@ -66,8 +66,8 @@ impl Instance {
     }
 
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
-    /// fail: a failed run has changed no state. A row that fails alone goes to `at_fault`, without an answer. `is_last`: no
-    /// other batch of the payload is to run. Returns the other rows, and whether any rows ran.
+    /// fail: a failed run has changed no state. A row that fails alone goes to `at_fault`, without an answer.
+    /// `is_last`: no other batch of the payload is to run. Returns the other rows, and whether any rows ran.
     fn run_or_split(
         &mut self,
         mut batch: Vec<Row>,

@@ -1,5 +1,5 @@
-//! Operations on the state of a sequence other than a run: the calls of the State API, with a run or without one, and moves of
-//! sequences from and to a store.
+//! Operations on the state of a sequence other than a run: the calls of the State API, with a run or without one, and
+//! moves of sequences from and to a store.
 
 use sequences::pool::SlotId;
 use sequences::{Admission, Key, SequenceId};

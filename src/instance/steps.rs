@@ -1,5 +1,5 @@
-//! Work around a run that only some models need: lengths that differ at START, a model for initial states, counts for generated
-//! inputs, and several steps for a request, with `input_windows` or `repeat` (`batch/course.rs`).
+//! Work around a run that only some models need: lengths that differ at START, a model for initial states, counts for
+//! generated inputs, and several steps for a request, with `input_windows` or `repeat` (`batch/course.rs`).
 
 use std::time::Instant;
 
@@ -18,8 +18,8 @@ use crate::store::Saved;
 use crate::triton::{Response, Times};
 
 impl Instance {
-    /// Refuses rows of a wrong length. The first inference of a sequence and later ones take different lengths, and only now is
-    /// it known which of them a row is.
+    /// Refuses rows of a wrong length. The first inference of a sequence and later ones take different lengths, and
+    /// only now is it known which of them a row is.
     pub(super) fn check_lengths(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !self.model.binding.contexts().any(|(_, _, context)| context.can_be_absent()) {
             return rows;
@@ -58,7 +58,8 @@ impl Instance {
         })
     }
 
-    /// Decides how many steps rows make, and saves the states that several steps may change. Answers rows that make no step.
+    /// Decides how many steps rows make, and saves the states that several steps may change. Answers rows that make no
+    /// step.
     pub(super) fn open_courses(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         if !self.model.binding.makes_steps() {
             return rows;
@@ -130,8 +131,8 @@ impl Instance {
         batch.iter_mut().zip(responses).enumerate().map(gather).collect()
     }
 
-    /// Prepares the next steps of the rows of a batch whose states have been stored. After the last step, the state from before
-    /// the request is not needed, unless the request leaves it as it was.
+    /// Prepares the next steps of the rows of a batch whose states have been stored. After the last step, the state
+    /// from before the request is not needed, unless the request leaves it as it was.
     pub(super) fn go_on(&self, batch: &mut [Row], responses: &mut [Filled]) {
         for (row, response) in batch.iter_mut().zip(responses).filter(|(_, of)| of.is_ok()) {
             if !row.state.is_partial {
@@ -142,8 +143,8 @@ impl Instance {
         }
     }
 
-    /// Restores the state from before a row's request, if the request has made steps but must not change its sequence. If
-    /// that fails, the sequence ends.
+    /// Restores the state from before a row's request, if the request has made steps but must not change its sequence.
+    /// If that fails, the sequence ends.
     pub(super) fn undo_steps(&mut self, row: &mut Row) {
         let Some(Saved { state, charge }) = row.take_before() else { return };
         let Some(lease) = &mut row.state.lease else { return };

@@ -156,8 +156,8 @@ impl<T> Varying<T> {
         self.shared = Some(shared);
     }
 
-    /// Room of its own for elements that are in a shared tensor; `None` if they are not. It is on the host if the device
-    /// has no room. To be followed by [`Varying::forget_shared`].
+    /// Room of its own for elements that are in a shared tensor; `None` if they are not. It is on the host if the
+    /// device has no room. To be followed by [`Varying::forget_shared`].
     pub fn room_for_shared(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
         let Some(bytes) = self.shared.as_ref().map(|shared| shared.bytes) else { return Ok(None) };
         match self.make_room(bytes) {

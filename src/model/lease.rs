@@ -39,8 +39,8 @@ pub struct Answered {
     pub request: Request,
 }
 
-/// The rest of the work for a payload whose sequences have been settled. The fields are dropped in this order, which sends the
-/// answers and releases the requests.
+/// The rest of the work for a payload whose sequences have been settled. The fields are dropped in this order, which
+/// sends the answers and releases the requests.
 #[derive(Default)]
 pub struct Settled {
     pub answers: Vec<Answer>,
@@ -53,9 +53,9 @@ pub struct Settled {
 
 /// A request's hold on its sequence: a slot and what became of the state in it. It is finished exactly once.
 ///
-/// Dropped unfinished (an END, a panic on the way), it settles itself: an END or a lost state ends the sequence, a START
-/// that did not succeed leaves none, else the sequence has the state after the request, or before it if that failed.
-/// Its request cannot be held then; where it should have been, all sequences of its id end.
+/// Dropped unfinished (an END, a panic on the way), it settles itself: an END or a lost state ends the sequence, a
+/// START that did not succeed leaves none, else the sequence has the state after the request, or before it if that
+/// failed. Its request cannot be held then; where it should have been, all sequences of its id end.
 pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,
@@ -76,8 +76,8 @@ pub struct StateMemory {
 }
 
 impl LiveSequences {
-    /// Admits the requests of a payload; see [`sequences::Sequences::admit`]. To be followed by [`LiveSequences::settle`].
-    /// `drop_state`: see [`LiveSequences::tick`].
+    /// Admits the requests of a payload; see [`sequences::Sequences::admit`]. To be followed by
+    /// [`LiveSequences::settle`]. `drop_state`: see [`LiveSequences::tick`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
@@ -293,8 +293,8 @@ impl StateMemory {
         Ok(())
     }
 
-    /// Pays for states of these sizes with a charge that covers them, so that [`StateMemory::reserve`] needs nothing of what
-    /// all sequences may have.
+    /// Pays for states of these sizes with a charge that covers them, so that [`StateMemory::reserve`] needs nothing of
+    /// what all sequences may have.
     pub fn pay(&mut self, sizes: impl Iterator<Item = VaryingSize>, mut charge: Charge) {
         for (number, size) in sizes.enumerate() {
             self.varying_of(number, size).pay(size.bytes(), &mut charge);

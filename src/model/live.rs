@@ -156,9 +156,9 @@ impl LiveSequences {
         self.publish();
     }
 
-    /// Ends sequences of an instance that are over since its last turn: those that have been idle for too long, and those
-    /// that an idle instance proves to be over. `drop_state` drops what the instance has of the state of one; then its
-    /// slot is free. Returns when there may be something to do again.
+    /// Ends sequences of an instance that are over since its last turn: those that have been idle for too long, and
+    /// those that an idle instance proves to be over. `drop_state` drops what the instance has of the state of one;
+    /// then its slot is free. Returns when there may be something to do again.
     pub fn tick(&self, instance: u32, drop_state: impl FnMut(SlotId)) -> Instant {
         let over = self.work(|table| {
             table.tick(instance, Instant::now());
@@ -199,8 +199,8 @@ impl LiveSequences {
         self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
     }
 
-    /// Looks at what each of these sequences keeps besides its states. Gives the default for none, and for a sequence that is
-    /// over.
+    /// Looks at what each of these sequences keeps besides its states. Gives the default for none, and for a sequence
+    /// that is over.
     pub fn look_at_each<T: Default>(
         &self,
         slots: impl Iterator<Item = Option<SlotId>>,
@@ -218,8 +218,8 @@ impl LiveSequences {
         table.contents_mut(slot).map(|contents| look(&contents.extras.left))
     }
 
-    /// Changes what a sequence keeps besides its states, unless it is over. The lock is released before the caller drops what
-    /// `change` returns.
+    /// Changes what a sequence keeps besides its states, unless it is over. The lock is released before the caller
+    /// drops what `change` returns.
     pub fn change_extras<T>(&self, slot: SlotId, change: impl FnOnce(&mut Extras) -> T) -> Option<T> {
         self.table.lock().contents_mut(slot).map(|contents| change(&mut contents.extras))
     }
@@ -237,7 +237,8 @@ impl LiveSequences {
         self.table.lock().slot_of(instance, id)
     }
 
-    /// Counts requests that were refused before they came to the table, `rejected` of them because every place is taken.
+    /// Counts requests that were refused before they came to the table, `rejected` of them because every place is
+    /// taken.
     pub fn count_refused(&self, reasons: impl Iterator<Item = Reason>, rejected: usize) {
         reasons.for_each(|reason| self.metrics.count_failed(reason));
         if rejected > 0 {
@@ -260,8 +261,8 @@ impl LiveSequences {
         Ok(())
     }
 
-    /// Adds the slabs that are due, and gives back those that are spare. Logs once that a slab could not be made, until one
-    /// can.
+    /// Adds the slabs that are due, and gives back those that are spare. Logs once that a slab could not be made, until
+    /// one can.
     pub fn adjust_slabs(&self) {
         let adjusted = self.add_due_slabs();
         loop {
@@ -296,8 +297,8 @@ impl LiveSequences {
         });
     }
 
-    /// Why requests are answered with errors until the model is loaded again or the server restarts: a call to the device
-    /// has failed.
+    /// Why requests are answered with errors until the model is loaded again or the server restarts: a call to the
+    /// device has failed.
     pub fn device_failure(&self) -> Option<&DeviceError> {
         self.queues.failure.get().or_else(|| self.lost_device())
     }

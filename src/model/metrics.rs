@@ -48,8 +48,8 @@ pub struct Saves {
     pub claimed: u64,
     /// Sequences that another server has taken from this one, or has asked it for.
     pub moved: u64,
-    /// Sequences that are not saved: they began while the store did not answer, and it has another one of their id, or their
-    /// states found no room.
+    /// Sequences that are not saved: they began while the store did not answer, and it has another one of their id, or
+    /// their states found no room.
     pub lost: u64,
 }
 
@@ -208,8 +208,8 @@ impl Metrics {
     }
 }
 
-/// Adds the differences between two snapshots. While a model version is reloaded, the old and the new [`SequenceMetrics`]
-/// share the gauges, which then show the sum.
+/// Adds the differences between two snapshots. While a model version is reloaded, the old and the new
+/// [`SequenceMetrics`] share the gauges, which then show the sum.
 fn add(metrics: &[Metric], readings: &[Reading], before: &Snapshot, now: &Snapshot) {
     for (metric, (_, _, reading)) in metrics.iter().zip(readings) {
         let more = reading(now) - reading(before);
@@ -281,8 +281,8 @@ impl SequenceMetrics {
         self.failed[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes what is in the queues of the backend's scheduler. Returns whether it has changed, so that the metrics have to be
-    /// published. `now` is called under a lock, so that [`SequenceMetrics::note_unsaved`] is not overlooked.
+    /// Notes what is in the queues of the backend's scheduler. Returns whether it has changed, so that the metrics have
+    /// to be published. `now` is called under a lock, so that [`SequenceMetrics::note_unsaved`] is not overlooked.
     pub fn note_queue(&self, now: impl FnOnce() -> QueueNumbers) -> bool {
         let mut queue = self.queue.lock();
         let now = now();

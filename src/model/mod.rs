@@ -45,8 +45,8 @@ const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
 /// How long a store on the network may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The open keepers of this process, each with its location and the prefix of its keys. Triton loads a model again before, or
-/// while, it unloads the older instance.
+/// The open keepers of this process, each with its location and the prefix of its keys. Triton loads a model again
+/// before, or while, it unloads the older instance.
 static OPEN: Mutex<Vec<(String, Weak<Keeper>)>> = Mutex::new(Vec::new());
 
 pub struct Model {
@@ -135,8 +135,8 @@ impl Model {
         site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
-    /// Where instance `number` runs, to which Triton gives this GPU. Without one: on the host, or in turn on the devices for
-    /// such instances.
+    /// Where instance `number` runs, to which Triton gives this GPU. Without one: on the host, or in turn on the
+    /// devices for such instances.
     pub fn kind_of(&self, gpu: Option<i32>, number: u32) -> InstanceKind {
         match gpu {
             Some(gpu) => InstanceKind::Gpu(gpu),
@@ -337,7 +337,8 @@ fn keeper(config: &Config, binding: &Binding, version: u64) -> Result<Option<Arc
     let Some(of) = &config.state_store else { return Ok(None) };
     let unusable = |source| LoadError::StateStore { location: of.location.to_string(), source };
     let saves_later = of.durability != Durability::Step;
-    // Only a server that saves later can have a newer state than the store. Other servers ask it for a sequence by this token.
+    // Only a server that saves later can have a newer state than the store. Other servers ask it for a sequence by this
+    // token.
     let server = saves_later.then(Token::random).transpose().map_err(unusable)?;
     let settings = state_store::Settings { ttl: of.ttl, timeout: TIMEOUT, server, replicas: of.replicas };
     let store = state_store::open(&of.location, settings).map_err(unusable)?;

@@ -1,5 +1,5 @@
-//! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows; and the model
-//! that computes initial states.
+//! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows; and the
+//! model that computes initial states.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,8 @@ pub struct Prepared {
     pub has_additions: bool,
 }
 
-/// The model of a version's folder: its graphs joined, or the one in `file`, converted if the configuration asks for that.
+/// The model of a version's folder: its graphs joined, or the one in `file`, converted if the configuration asks for
+/// that.
 pub fn served(
     partial: &mut PartialConfig,
     version_dir: &Path,
@@ -59,11 +60,12 @@ pub struct OnnxModel<'a> {
 }
 
 impl Prepared {
-    /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's folder.
-    /// The error for a known model has the parameters that it needs.
+    /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's
+    /// folder. The error for a known model has the parameters that it needs.
     ///
-    /// If several sequences would share a run, this checks whether they change each other's answers. If the configuration
-    /// gives no batch size, each then runs alone; else the load fails. `on_host` gives a session that runs on the host.
+    /// If several sequences would share a run, this checks whether they change each other's answers. If the
+    /// configuration gives no batch size, each then runs alone; else the load fails. `on_host` gives a session that
+    /// runs on the host.
     pub fn new(
         partial: &mut PartialConfig,
         session: &Session,
@@ -225,8 +227,8 @@ impl Prepared {
         Ok(Self { config, binding, state_api, plan, has_additions })
     }
 
-    /// Loads the model for initial states: the one that a conversion made, or a file in the folder of the model's version.
-    /// One without inputs gives the same each time, so it runs only once, here.
+    /// Loads the model for initial states: the one that a conversion made, or a file in the folder of the model's
+    /// version. One without inputs gives the same each time, so it runs only once, here.
     pub fn load_initial_model(
         &mut self,
         converted: Option<ModelSource>,

@@ -1,5 +1,5 @@
-//! The inputs of the rows of a run: random values of requests, states, and the inputs that the binding generates. Also compares
-//! two results of a row.
+//! The inputs of the rows of a run: random values of requests, states, and the inputs that the binding generates. Also
+//! compares two results of a row.
 
 use rows::tensor::{DataType, Dims, Gap, element_count};
 
@@ -98,8 +98,9 @@ const fn rounding(data_type: DataType) -> (f64, f64) {
     }
 }
 
-/// The first difference of more than rounding between the results of a row in a run of its own and in one that it shared.
-/// `largest_input` is the largest number of what the row brought: where such numbers cancel, their rounding is left.
+/// The first difference of more than rounding between the results of a row in a run of its own and in one that it
+/// shared. `largest_input` is the largest number of what the row brought: where such numbers cancel, their rounding is
+/// left.
 pub fn difference(alone: &[Answer], shared: &[Answer], largest_input: f64) -> Option<String> {
     alone.iter().zip(shared).find_map(|(alone, shared)| alone.difference(shared, largest_input))
 }
@@ -225,8 +226,8 @@ impl Tensor {
     }
 }
 
-/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round have different
-/// scales. Large values come late, because a state that has become large hides what small values do to it.
+/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round have
+/// different scales. Large values come late, because a state that has become large hides what small values do to it.
 const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
     SCALES[(inference + number * (1 - delay)) % SCALES.len()]
 }
@@ -235,8 +236,8 @@ pub struct Inputs<'a> {
     binding: &'a Binding,
     /// Elements along open dimensions of requests.
     pub length: i64,
-    /// Large values have the opposite signs, so that a condition on all rows is true once and false once. Small values are
-    /// larger, so that limits for values of usual size are passed once and not passed once.
+    /// Large values have the opposite signs, so that a condition on all rows is true once and false once. Small values
+    /// are larger, so that limits for values of usual size are passed once and not passed once.
     pub is_second: bool,
 }
 

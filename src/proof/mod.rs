@@ -1,15 +1,16 @@
 //! Proves at load that the rows of a run don't change each other's results: three sequences together, and each alone.
 //!
 //! Where a graph mixes the rows of its batch, sequences that share a run get each other's data without an error, and
-//! one client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin one
-//! after the other, so that the runs have rows of different age. The rows of a run have values of different size: small
-//! ones, zeros, large ones. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
+//! one client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin
+//! one after the other, so that the runs have rows of different age. The rows of a run have values of different size:
+//! small ones, zeros, large ones. What a row gets in the shared run must be what it gets in a run of its own, within
+//! rounding.
 //!
-//! What the converter says of the graph (`RowsInGraph`) is asked as well. The runs find mixing for which it has no rule. The
-//! graph names the node, and covers models that can't run on random data. A node there refuses a batch only if it always
-//! combines rows, such as a softmax over the batch: many masks take a maximum over it. Rounding may change with the number of
-//! rows; a run of copies of the row tells it from mixing. A large model whose graph is a proof isn't run, because its load
-//! would take noticeably longer.
+//! What the converter says of the graph (`RowsInGraph`) is asked as well. The runs find mixing for which it has no
+//! rule. The graph names the node, and covers models that can't run on random data. A node there refuses a batch only
+//! if it always combines rows, such as a softmax over the batch: many masks take a maximum over it. Rounding may change
+//! with the number of rows; a run of copies of the row tells it from mixing. A large model whose graph is a proof isn't
+//! run, because its load would take noticeably longer.
 //!
 //! Not for: rows whose growing states have different lengths in one run (`batch/at_load.rs`).
 
@@ -45,8 +46,8 @@ pub enum Rows {
     Unknown(String),
     /// A row has other results in a shared run, in this way; or it can't share one, for this reason.
     Mixed(String),
-    /// A row has other results in a shared run, in this way, and the same ones in a run of copies of itself: the number of
-    /// rows changes them. It is rounding if the graph proves the rows apart.
+    /// A row has other results in a shared run, in this way, and the same ones in a run of copies of itself: the number
+    /// of rows changes them. It is rounding if the graph proves the rows apart.
     Rounded(String),
     /// In a run of one row, an output has another dimension where its row should be.
     Missing(String),
@@ -161,8 +162,8 @@ impl<'a> Proof<'a> {
         inputs.find(would_be_too_large).map_or(Ok(()), |(_, input)| Err(too_large(input)))
     }
 
-    /// Lets the sequences begin one after the other, and refuses the first difference. Sequences with states that vary in size
-    /// begin together, because rows share a run only if theirs have the same size.
+    /// Lets the sequences begin one after the other, and refuses the first difference. Sequences with states that vary
+    /// in size begin together, because rows share a run only if theirs have the same size.
     fn compare(&mut self) -> Result<(), Rows> {
         let mut sequences: Vec<Sequence> =
             (0..self.sequences).map(|number| Sequence::new(self.binding, number)).collect();
@@ -202,8 +203,8 @@ impl<'a> Proof<'a> {
                 return Err(unknown("it gives other results in each run"));
             }
             let found = format!("in a run of {count} rows, {found}");
-            // In a run of its own copies, a row meets no other data. If its result changes there as well, the number of rows is
-            // the cause.
+            // In a run of its own copies, a row meets no other data. If its result changes there as well, the number of
+            // rows is the cause.
             let of_copies = self.together(&vec![*row; count])?.swap_remove(position);
             let is_rounded = difference(&shared, &self.without_filling(alone, &of_copies), largest_input).is_none();
             return Err(if is_rounded { Rows::Rounded(found) } else { Rows::Mixed(found) });

@@ -57,8 +57,8 @@ impl BoundRun {
         Ok(Self { binding: IoBinding(binding), device, session })
     }
 
-    /// Runs. Outputs that are null become values that ONNX Runtime makes, on the device or on the host as `stays` says of each
-    /// output. They are the caller's to release.
+    /// Runs. Outputs that are null become values that ONNX Runtime makes, on the device or on the host as `stays` says
+    /// of each output. They are the caller's to release.
     ///
     /// # Safety
     /// Names and values must live during the run, and no tensor may be both read and written.
@@ -93,8 +93,8 @@ impl BoundRun {
     ) -> Result<Vec<*mut OrtValue>, String> {
         let (api, binding) = (ort::api(), self.binding.0);
         let (mut allocator, mut values, mut count) = (ptr::null_mut(), ptr::null_mut::<*mut OrtValue>(), 0);
-        // SAFETY: the binding is alive, and the caller promises the rest. The array of the outputs is copied, and given back to
-        // the allocator that it is from.
+        // SAFETY: the binding is alive, and the caller promises the rest. The array of the outputs is copied, and given
+        // back to the allocator that it is from.
         unsafe {
             for (&name, &value) in arguments.input_names.iter().zip(&arguments.input_values) {
                 check((api.BindInput)(binding, name, value))?;
@@ -154,8 +154,8 @@ impl Graphs {
         Self { rows, made: HashMap::new(), next_id: 1 }
     }
 
-    /// Calls `run` with the options of a run. If no graph can be captured, calls it again for a run without a graph. Without a
-    /// key, the run gets no graph.
+    /// Calls `run` with the options of a run. If no graph can be captured, calls it again for a run without a graph.
+    /// Without a key, the run gets no graph.
     pub fn run(
         &mut self,
         session: &Session,

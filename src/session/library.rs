@@ -217,9 +217,9 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
 type MemoryInfoForInputs =
     unsafe extern "system" fn(*const OrtSession, *mut *const OrtMemoryInfo, usize) -> OrtStatusPtr;
 
-/// A function of the loaded library that tells where ONNX Runtime reads the inputs of a session. With a GPU, it still reads
-/// some inputs on the host: inputs of nodes that only the CPU can run, and inputs that a kernel reads there, such as the bounds
-/// of a Slice.
+/// A function of the loaded library that tells where ONNX Runtime reads the inputs of a session. With a GPU, it still
+/// reads some inputs on the host: inputs of nodes that only the CPU can run, and inputs that a kernel reads there, such
+/// as the bounds of a Slice.
 #[derive(Clone, Copy)]
 pub(super) struct InputPlaces(MemoryInfoForInputs);
 
@@ -229,8 +229,8 @@ impl InputPlaces {
     /// # Safety
     /// `base` belongs to a library that stays loaded.
     unsafe fn of(base: &OrtApiBase) -> Option<Self> {
-        // `SessionGetMemoryInfoForInputs` came with this version of the API (ONNX Runtime 1.23). The `ort` crate asks for
-        // version 17, so that older libraries can also be used.
+        // `SessionGetMemoryInfoForInputs` came with this version of the API (ONNX Runtime 1.23). The `ort` crate asks
+        // for version 17, so that older libraries can also be used.
         const API: u32 = 23;
         // Its index among the functions of `OrtApi`. New versions only add functions at the end.
         const INDEX: usize = 380;
@@ -274,16 +274,16 @@ fn is_host(info: *const OrtMemoryInfo) -> Result<bool, String> {
 const LINES: u64 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The most kinds that are counted at one time. A client could bring new kinds with each request, if an error quotes a string.
-/// Above this number, the lines of a location count as one kind; the number of locations is fixed.
+/// The most kinds that are counted at one time. A client could bring new kinds with each request, if an error quotes a
+/// string. Above this number, the lines of a location count as one kind; the number of locations is fixed.
 const KINDS: usize = 100;
 
 /// Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
 /// often as it likes.
 ///
-/// Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line of that
-/// source reports all nodes that fail, so kinds of the source line alone would let the errors of one model hide the first error
-/// of another.
+/// Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line
+/// of that source reports all nodes that fail, so kinds of the source line alone would let the errors of one model hide
+/// the first error of another.
 #[derive(Default)]
 struct LogLimit {
     counts: Mutex<HashMap<String, Count>>,
@@ -359,11 +359,11 @@ impl Pages {
     }
 }
 
-/// The allocator of sessions whose models have growing states. A large tensor gets pages of its own, which go back to the
-/// system when it is freed.
+/// The allocator of sessions whose models have growing states. A large tensor gets pages of its own, which go back to
+/// the system when it is freed.
 ///
-/// ONNX Runtime's arena keeps memory that is freed, and the C library's allocator keeps much of it. A server had up to ten
-/// times the memory of a state of 64 MiB after that state was dropped.
+/// ONNX Runtime's arena keeps memory that is freed, and the C library's allocator keeps much of it. A server had up to
+/// ten times the memory of a state of 64 MiB after that state was dropped.
 #[repr(C)]
 struct PageAllocator {
     /// The first field, because ONNX Runtime gets a pointer to the allocator as one to this.

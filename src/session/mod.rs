@@ -35,13 +35,13 @@ pub use value::{OpenError, SessionError, Value};
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
 ///
 /// Where the model runs on a device, the tensors are there: inputs are gathered in pinned host memory and copied over
-/// before the run, and outputs that somebody wants to read are copied back behind it. The caller sees the same bytes and
-/// calls either way.
+/// before the run, and outputs that somebody wants to read are copied back behind it. The caller sees the same bytes
+/// and calls either way.
 ///
 /// Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 /// size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-/// shape are allocated by ONNX Runtime. For any input and output the caller can give a tensor of its own to a run. Inputs
-/// and outputs never share memory, so a failed run leaves its inputs as they were.
+/// shape are allocated by ONNX Runtime. For any input and output the caller can give a tensor of its own to a run.
+/// Inputs and outputs never share memory, so a failed run leaves its inputs as they were.
 pub struct Step {
     copier: Copier,
     inputs: Vec<Input>,
@@ -101,8 +101,8 @@ pub struct OutputView<'a> {
     pub strings: &'a Strings,
 }
 
-/// A copy of a row of an output of the last run, on the step's device. It borrows the step, so that no run can start before it
-/// is used.
+/// A copy of a row of an output of the last run, on the step's device. It borrows the step, so that no run can start
+/// before it is used.
 pub struct OutputCopy<'a> {
     from: u64,
     to: Foreign<'a>,
@@ -227,8 +227,8 @@ impl Step {
         Ok(())
     }
 
-    /// As [`Step::set_quiet`], and ends the runs of this step once `limit` has passed. ONNX Runtime looks at it before each
-    /// node. Options that are set later have no limit.
+    /// As [`Step::set_quiet`], and ends the runs of this step once `limit` has passed. ONNX Runtime looks at it before
+    /// each node. Options that are set later have no limit.
     pub fn limit_time(&mut self, limit: Duration) -> Result<TimeLimit, SessionError> {
         let options = Arc::new(self.session.quiet_options()?);
         self.options = Some(options.clone());
@@ -269,8 +269,8 @@ impl Step {
     /// Copies rows of the last run, which succeeded, on the step's device, and waits until they are there.
     pub fn copy_outputs(&self, copies: &[OutputCopy]) -> Result<(), SessionError> {
         let Some(queue) = self.copier.queue().filter(|_| !copies.is_empty()) else { return Ok(()) };
-        // The guard waits when it is dropped, so that the copies are done on every path. A queue that has failed says so at its
-        // next use.
+        // The guard waits when it is dropped, so that the copies are done on every path. A queue that has failed says
+        // so at its next use.
         let mut queue = scopeguard::guard(queue, |mut queue| _ = queue.synchronise());
         for copy in copies {
             // SAFETY: a row of a tensor that is there until the next run, and memory that is borrowed. The queue is
@@ -280,8 +280,8 @@ impl Step {
         Ok(queue.synchronise()?)
     }
 
-    /// How a part of an output of the last run is copied on the step's device, if it is one piece there and goes to memory
-    /// of that device.
+    /// How a part of an output of the last run is copied on the step's device, if it is one piece there and goes to
+    /// memory of that device.
     pub fn output_copy<'a>(&'a self, output: usize, part: &Part, to: Foreign<'a>) -> Option<OutputCopy<'a>> {
         let output = &self.outputs[output];
         let is_there = self.copier.device().is_some_and(|device| device.number() == to.gpu());
@@ -327,8 +327,8 @@ impl Step {
         Ok(())
     }
 
-    /// An output of the last run, which must have succeeded; `given` is the tensor that it was written to, if it was the
-    /// caller's.
+    /// An output of the last run, which must have succeeded; `given` is the tensor that it was written to, if it was
+    /// the caller's.
     pub fn output<'a>(&'a self, index: usize, given: Option<&'a BatchTensor>) -> Result<OutputView<'a>, SessionError> {
         let output = &self.outputs[index];
         let tensor = given.unwrap_or(&output.tensor);
@@ -347,8 +347,8 @@ impl Step {
         Ok(OutputView { dims, bytes, strings: &output.strings })
     }
 
-    /// Gives back large buffers and the tensors that ONNX Runtime made. To be called when the rows of the last batch have
-    /// been answered: its outputs cannot be read afterwards.
+    /// Gives back large buffers and the tensors that ONNX Runtime made. To be called when the rows of the last batch
+    /// have been answered: its outputs cannot be read afterwards.
     pub fn give_back(&mut self) {
         for input in &mut self.inputs {
             input.strings = None;

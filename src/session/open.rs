@@ -143,8 +143,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell: of all
-    /// before 1.23, and of initializers that are inputs, too.
+    /// Whether ONNX Runtime reads an input on the host, though the model runs on a GPU. `None` where it does not tell:
+    /// of all before 1.23, and of initializers that are inputs, too.
     pub fn reads_on_host(&self, input: &str) -> Option<bool> {
         self.read_on_host.get(input).copied()
     }
@@ -277,8 +277,8 @@ impl RunOptions {
             const NO_GRAPH: i32 = -1;
             let number = if let GraphUse::Number(number) = graphs { number } else { NO_GRAPH };
             entries.push((c"gpu_graph_id", number.to_string()));
-            // At the end of a run that it synchronises, ONNX Runtime frees the pinned memory from which nodes such as ScatterND
-            // copied their parameters, also that of runs before. A graph copies from there again.
+            // At the end of a run that it synchronises, ONNX Runtime frees the pinned memory from which nodes such as
+            // ScatterND copied their parameters, also that of runs before. A graph copies from there again.
             if !matches!(graphs, GraphUse::NoneYet) {
                 entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
             }

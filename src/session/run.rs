@@ -17,11 +17,11 @@ use super::{Given, Input, MadeTensor, Output, OutputGiven, Overlay, Run, Step};
 use crate::memory::{Bytes, TensorMemory};
 
 impl Step {
-    /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
-    /// that uses what the run was given.
+    /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a
+    /// device that uses what the run was given.
     pub fn run(&mut self, mut run: Run) -> Result<(), SessionError> {
-        // The guard waits when it is dropped, so that the work of a run is done on every path. After a successful run, nothing
-        // is left to wait for. A queue that has failed says so at its next use.
+        // The guard waits when it is dropped, so that the work of a run is done on every path. After a successful run,
+        // nothing is left to wait for. A queue that has failed says so at its next use.
         let ran = scopeguard::guard(&mut *self, |step| _ = step.copier.synchronise()).enqueue_run(&mut run);
         match self.copier.device().and_then(|device| device.lost()) {
             // ONNX Runtime's own error doesn't say what to do.
@@ -61,8 +61,8 @@ impl Step {
         for Overlay { input, part, from } in run.overlays {
             assert_eq!(from.byte_len(), part.bytes(), "row of another size");
             let batch = self.inputs[*input].tensor.address_for(part);
-            // SAFETY: memory that is borrowed and has the size of the part, which is within an input; `run` waits before it
-            // gives either up.
+            // SAFETY: memory that is borrowed and has the size of the part, which is within an input; `run` waits
+            // before it gives either up.
             unsafe { queue.put(part, StorageType::Exact, from.address(), batch) };
         }
         if self.waits_for_inputs {
@@ -123,8 +123,8 @@ impl Step {
     fn call_unbound(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
         let Self { session, graphs, arguments, options, .. } = self;
         let Arguments { input_names, input_values, output_names, output_values } = arguments;
-        // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its own,
-        // so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
+        // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its
+        // own, so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
         let mut run = |options| unsafe {
             let status = (ort::api().Run)(
                 session.as_ptr(),
@@ -204,8 +204,8 @@ impl Output {
         Ok(())
     }
 
-    /// Copies the input that ONNX Runtime returned for this output to `own`, or without `own` to a buffer of the output,
-    /// because the input's memory may be written again.
+    /// Copies the input that ONNX Runtime returned for this output to `own`, or without `own` to a buffer of the
+    /// output, because the input's memory may be written again.
     fn copy_input(&mut self, own: Option<&mut BatchTensor>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensor.data_type != DataType::Bytes) else { return Ok(()) };
         let own = own.unwrap_or(&mut self.tensor);

@@ -54,8 +54,8 @@ impl Copier {
             (Bytes::Device(span), Some(on)) => {
                 let mut pinned = on.device.allocate_pinned(span.byte_len())?;
                 let mut queue = on.queue.lock();
-                // SAFETY: the span is borrowed memory of the device; both live until the wait below. Where that fails the
-                // device has failed, and copies nothing more.
+                // SAFETY: the span is borrowed memory of the device; both live until the wait below. Where that fails
+                // the device has failed, and copies nothing more.
                 unsafe { queue.download(span.address(), &mut pinned, span.byte_len()) }?;
                 queue.synchronise()?;
                 Ok(pinned.bytes()[..span.byte_len()].to_vec())
@@ -160,7 +160,8 @@ impl BatchTensor {
         Ok(())
     }
 
-    /// Whether the buffer has no more bytes than the current shape needs. (A simulated device checks its memory itself.)
+    /// Whether the buffer has no more bytes than the current shape needs. (A simulated device checks its memory
+    /// itself.)
     const fn is_exact(&self) -> bool {
         cfg!(feature = "exact-buffers") && self.device.is_none()
     }
@@ -289,7 +290,8 @@ impl BatchTensor {
             RowContent::Stored(storage, Bytes::Host(row)) => unsafe { queue.put_from_host(part, storage, row, batch)? },
             RowContent::Stored(storage, Bytes::Device(row)) => {
                 let alone = keep_alone(&mut queue, part, row, storage);
-                // SAFETY: as above, and memory of a slot or a state that has the size of the part, which the queue keeps, too.
+                // SAFETY: as above, and memory of a slot or a state that has the size of the part, which the queue
+                // keeps, too.
                 unsafe { queue.put(part, storage, alone, batch) };
             }
         }
@@ -337,15 +339,16 @@ impl BatchTensor {
             (BytesMut::Device(to), Some(mut queue)) => {
                 let batch = self.keep(&mut queue, part);
                 let alone = keep_alone(&mut queue, part, to, storage);
-                // SAFETY: the part is within the buffer, and has the size of the memory of a slot; the queue keeps both.
+                // SAFETY: the part is within the buffer, and has the size of the memory of a slot; the queue keeps
+                // both.
                 unsafe { queue.take(part, storage, batch, alone) };
             }
             (to, _) => copies::take(part, storage, self.buffer(), to.host()),
         }
     }
 
-    /// Gives a row the values that it would have after it was stored. Returns whether no finite value has become infinite;
-    /// on a device that isn't known.
+    /// Gives a row the values that it would have after it was stored. Returns whether no finite value has become
+    /// infinite; on a device that isn't known.
     pub fn round(&mut self, copier: &Copier, part: &Part, storage: StorageType) -> bool {
         if storage == StorageType::Exact {
             return true;
@@ -394,15 +397,16 @@ pub struct MadeTensor {
 }
 
 impl MadeTensor {
-    /// Copies a part, such as a row, to where it is stored. Can copy from a device to the host, and then waits. A copy on a
-    /// device is done after [`Copier::synchronise`]; the queue keeps the tensor until then.
+    /// Copies a part, such as a row, to where it is stored. Can copy from a device to the host, and then waits. A copy
+    /// on a device is done after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take(&self, copier: &Copier, part: &Part, to: BytesMut, storage: StorageType) -> Result<(), SessionError> {
         match (to, copier.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
                 let batch = self.address_for(part)?;
                 let alone = keep_alone(&mut queue, part, span, storage);
                 queue.keep(self.value.clone());
-                // SAFETY: the part is within this tensor, and has the size of the memory of a state; the queue keeps both.
+                // SAFETY: the part is within this tensor, and has the size of the memory of a state; the queue keeps
+                // both.
                 unsafe { queue.take(part, storage, batch, alone) };
             }
             (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {

@@ -1,7 +1,7 @@
 //! The state of a sequence as bytes, in the format that `docs/state-api.md` describes.
 //!
-//! Rules: whatever the bytes are, reading never panics, and takes at most a few times as much memory as the snapshot has
-//! bytes. What it returns fits the model. Not for: keeping a state ([`crate::store`]).
+//! Rules: whatever the bytes are, reading never panics, and takes at most a few times as much memory as the snapshot
+//! has bytes. What it returns fits the model. Not for: keeping a state ([`crate::store`]).
 
 #![forbid(unsafe_code)]
 

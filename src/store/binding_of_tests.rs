@@ -33,8 +33,8 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
     binding_of(if with_varying { 4 } else { 2 })
 }
 
-/// The first of these states: one of two numbers, one of four that are kept as fp16, a growing one, one of strings. And a
-/// context of 8 bytes.
+/// The first of these states: one of two numbers, one of four that are kept as fp16, a growing one, one of strings. And
+/// a context of 8 bytes.
 pub fn binding_of(count: usize) -> Arc<Binding> {
     let fixed = |count: i64| StatePlace::Slot(RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap());
     let mut states = vec![

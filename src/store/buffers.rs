@@ -98,8 +98,8 @@ impl BatchBuffers {
         self.tensors.get(self.plan.into)?.get(index)
     }
 
-    /// Fills the buffer that the next run reads, for `run_rows` rows, except with states that are lent. Returns the bytes
-    /// that were copied.
+    /// Fills the buffer that the next run reads, for `run_rows` rows, except with states that are lent. Returns the
+    /// bytes that were copied.
     pub fn fill(
         &mut self,
         batch: &[RowAndMemory],
@@ -170,8 +170,8 @@ impl BatchBuffers {
         self.states.iter().any(|state| state.storage != StorageType::Exact)
     }
 
-    /// Rounds the states that are stored in another type where the last run, over `run_rows` rows, wrote them, so that a
-    /// state is the same whether it moved or not. Returns the number of a state that has become infinite.
+    /// Rounds the states that are stored in another type where the last run, over `run_rows` rows, wrote them, so that
+    /// a state is the same whether it moved or not. Returns the number of a state that has become infinite.
     pub fn round(&mut self, position: usize, run_rows: usize) -> Option<usize> {
         let tensors = self.tensors.get_mut(self.plan.into).into_iter().flatten();
         let mut infinite = None;

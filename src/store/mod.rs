@@ -1,15 +1,16 @@
 //! Where every byte of state is.
 //!
 //! One store per instance. [`StateStore::load`] brings the states of a batch to where a run reads them,
-//! [`StateStore::store`] makes what the run wrote the states of the sequences. In between, a state of fixed size is in a
-//! batch buffer or in its slot ([`buffers`]). A growing state is beside the slot, or in a tensor that a run made; strings
-//! are beside the slot ([`varying`]). A context is always in the slot. Nothing above the store knows which.
-//! [`operations`] has the calls for one sequence that has no request running: they read, replace, copy or move its state.
+//! [`StateStore::store`] makes what the run wrote the states of the sequences. In between, a state of fixed size is in
+//! a batch buffer or in its slot ([`buffers`]). A growing state is beside the slot, or in a tensor that a run made;
+//! strings are beside the slot ([`varying`]). A context is always in the slot. Nothing above the store knows which.
+//! [`operations`] has the calls for one sequence that has no request running: they read, replace, copy or move its
+//! state.
 //!
-//! Rules: a state changes its place only after its bytes are there (on a GPU: after the copy is enqueued; if that fails,
-//! the instance runs nothing more), so a run that fails leaves every state as it was. On a GPU the store holds the memory
-//! of all sequences that copies are under way for until [`StateStore::release`], which the instance calls after it has
-//! waited.
+//! Rules: a state changes its place only after its bytes are there (on a GPU: after the copy is enqueued; if that
+//! fails, the instance runs nothing more), so a run that fails leaves every state as it was. On a GPU the store holds
+//! the memory of all sequences that copies are under way for until [`StateStore::release`], which the instance calls
+//! after it has waited.
 //!
 //! Not for: the life of sequences, answers, or running the model.
 
@@ -198,8 +199,8 @@ impl StateStore {
         self.varying.outputs(step, run_rows).map(drop)
     }
 
-    /// Makes what the last run, over `run_rows` rows, wrote the states of the rows whose `results` are good; a state that
-    /// cannot be kept becomes an error of its row. If this fails as a whole, the states of all rows are lost.
+    /// Makes what the last run, over `run_rows` rows, wrote the states of the rows whose `results` are good; a state
+    /// that cannot be kept becomes an error of its row. If this fails as a whole, the states of all rows are lost.
     /// `may_share`: growing states may stay in the tensors of the run.
     pub fn store<R: HasState, T>(
         &mut self,
@@ -222,8 +223,8 @@ impl StateStore {
         Ok(())
     }
 
-    /// Rounds the states of the rows whose `results` are good, as they will be kept. A finite value that becomes infinite is
-    /// an error of its row.
+    /// Rounds the states of the rows whose `results` are good, as they will be kept. A finite value that becomes
+    /// infinite is an error of its row.
     fn round<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
             if row.state_mut().lease_that_keeps().is_none() {
@@ -291,8 +292,8 @@ impl StateStore {
         self.varying.grown = in_order.map(|(grown, _)| grown);
     }
 
-    /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
-    /// Returns the bytes.
+    /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for
+    /// them. Returns the bytes.
     fn make_way(&mut self) -> Result<usize, RunError> {
         let stay = self.varying.grown.is_some();
         let sharing = if stay { Vec::new() } else { self.varying.sharing() };
@@ -314,8 +315,8 @@ impl StateStore {
         Ok(copied)
     }
 
-    /// Copies states to their slots, and takes what those of other sequences than the batch's keep, and those of `sharing`.
-    /// Returns the bytes.
+    /// Copies states to their slots, and takes what those of other sequences than the batch's keep, and those of
+    /// `sharing`. Returns the bytes.
     fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> usize {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
         let mut others: Vec<SlotId> = Vec::with_capacity(leaving.len() + sharing.len());

@@ -1,5 +1,5 @@
-//! A row of a batch, as the store sees it: its hold on its sequence, what the run reads as its states, and the outputs of the
-//! run, taken apart into rows. And the values of a sequence's states, away from where the store keeps them.
+//! A row of a batch, as the store sees it: its hold on its sequence, what the run reads as its states, and the outputs
+//! of the run, taken apart into rows. And the values of a sequence's states, away from where the store keeps them.
 
 use rows::strings::Strings;
 use rows::tensor::{Gap, Part, RowAt, RowLayout, StorageType, WindowLayout};
@@ -18,18 +18,19 @@ pub struct RowState {
     /// leaves none.
     pub lease: Option<Lease>,
     pub start: bool,
-    /// Values, by state, that the run reads instead of the sequence's own or initial ones; empty if there are none. They come
-    /// from the model for initial states or from the request. The state of a sequence that continues must have been evicted
-    /// ([`super::StateStore::evict`]).
+    /// Values, by state, that the run reads instead of the sequence's own or initial ones; empty if there are none.
+    /// They come from the model for initial states or from the request. The state of a sequence that continues must
+    /// have been evicted ([`super::StateStore::evict`]).
     pub given: Vec<Option<Initial>>,
     pub contexts: Contexts,
-    /// No run of the sequence has left contexts, as [`super::StateStore::note_first`] has noted. It matters only for contexts
-    /// that can be absent.
+    /// No run of the sequence has left contexts, as [`super::StateStore::note_first`] has noted. It matters only for
+    /// contexts that can be absent.
     pub is_first: bool,
     /// The run leaves the state as it is (`commit: false`).
     pub discards: bool,
-    /// More steps of its request follow. Until the last one, the sequence has the state after a step, but the lease counts it
-    /// as lost: a row that stops earlier restores the state from before the request ([`super::StateStore::save`]).
+    /// More steps of its request follow. Until the last one, the sequence has the state after a step, but the lease
+    /// counts it as lost: a row that stops earlier restores the state from before the request
+    /// ([`super::StateStore::save`]).
     pub is_partial: bool,
     /// Dimensions of the states of varying size before the run, where [`super::StateStore::note_dims`] has noted them.
     pub dims: Vec<Vec<i64>>,

@@ -2,13 +2,13 @@
 //!
 //! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run
 //! of the same sequences reads them there, in any order of the requests, and nothing is copied. When a batch has other
-//! sequences than the buffer that suits it best, only the rows that joined are copied in, and only the rows that they or
-//! the run would overwrite are written back to their slots. There are two buffers until a batch comes back that had to
-//! leave: then there may be one more.
+//! sequences than the buffer that suits it best, only the rows that joined are copied in, and only the rows that they
+//! or the run would overwrite are written back to their slots. There are two buffers until a batch comes back that had
+//! to leave: then there may be one more.
 //!
 //! Rules: the newest state of a sequence is at one spot: here or, if it has no spot here, in its slot. A spot changes
-//! only after the bytes are there, so what this table says is true at any moment, also when a run fails. A sequence that
-//! is over may still have a spot; its slot id is stale then and nobody reads it.
+//! only after the bytes are there, so what this table says is true at any moment, also when a run fails. A sequence
+//! that is over may still have a spot; its slot id is stale then and nobody reads it.
 //!
 //! Not for: memory (a spot is a buffer and a position in it) or the life of sequences.
 

@@ -1,9 +1,10 @@
 //! Varying states (growing tensors and strings), and copying states and contexts to their sequences after a run.
 //!
-//! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]), which
-//! the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a sequence
-//! that runs alone never copies its state. Before any other batch each is copied to memory of its sequence. So are the
-//! states of the sequences that wait for their next request: otherwise one of them would keep the memory of all.
+//! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]),
+//! which the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a
+//! sequence that runs alone never copies its state. Before any other batch each is copied to memory of its sequence. So
+//! are the states of the sequences that wait for their next request: otherwise one of them would keep the memory of
+//! all.
 
 use std::sync::{Arc, Weak};
 
@@ -130,8 +131,8 @@ impl VaryingStates {
         Ok(copied)
     }
 
-    /// Puts the states of a batch together that are neither lent nor in shared tensors. Those beyond the batch repeat its
-    /// first. Returns the bytes that were copied.
+    /// Puts the states of a batch together that are neither lent nor in shared tensors. Those beyond the batch repeat
+    /// its first. Returns the bytes that were copied.
     pub fn fill(
         &mut self,
         rows: &[RowAndMemory],
@@ -318,7 +319,8 @@ fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize
     }
 }
 
-/// Copies the new state of the row at `position` to memory of its sequence, where room has been made. Returns the bytes.
+/// Copies the new state of the row at `position` to memory of its sequence, where room has been made. Returns the
+/// bytes.
 fn copy_in(
     state: &BoundState,
     output: &OutputRows,

@@ -214,8 +214,8 @@ impl Request {
         self.part.is_some()
     }
 
-    /// The custom parameters of the request that have these names. Nothing is read of others, which may be long. A server
-    /// that has no such parameters gives none.
+    /// The custom parameters of the request that have these names. Nothing is read of others, which may be long. A
+    /// server that has no such parameters gives none.
     pub fn parameters<'a>(&'a self, names: &'a [&'a str]) -> impl Iterator<Item = (&'a str, ParameterValue<'a>)> {
         // SAFETY: the request is alive until it is dropped.
         let count = unsafe { get!(TRITONBACKEND_RequestParameterCount(self.as_ptr())) };
@@ -317,8 +317,8 @@ impl Request {
 }
 
 impl Part {
-    /// Cuts the row out of an input of the whole request, and copies it. An input that has no such row is returned as it
-    /// is: the check of its shape refuses it.
+    /// Cuts the row out of an input of the whole request, and copies it. An input that has no such row is returned as
+    /// it is: the check of its shape refuses it.
     fn row_of(&self, mut input: RawInput) -> Result<RawInput, Error> {
         let rows = self.whole.rows();
         let mut dims: Box<[i64]> = input.dims.as_slice().into();

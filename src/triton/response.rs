@@ -1,7 +1,7 @@
 //! A response, from its making until it is sent: the calls, and who gives which object back when.
 //!
-//! Each row of a request of several rows is run and answered like a request of its own. The client gets one response, when
-//! all rows have their answers.
+//! Each row of a request of several rows is run and answered like a request of its own. The client gets one response,
+//! when all rows have their answers.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
@@ -47,8 +47,8 @@ enum Kind {
     End(RawEnd),
 }
 
-/// Triton's response. Only this has parameters, and only this is recorded: a request of several rows has no sequence step,
-/// and several ids, which stand only in output `sequence_id`.
+/// Triton's response. Only this has parameters, and only this is recorded: a request of several rows has no sequence
+/// step, and several ids, which stand only in output `sequence_id`.
 struct RawResponse {
     raw: NonNull<TRITONBACKEND_Response>,
     /// Bytes of its outputs.
@@ -68,7 +68,8 @@ struct Recorded {
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for RawResponse {}
 
-/// The end of a request that gets no further response. Dropping it deletes it; only [`Response::send`] tells the client.
+/// The end of a request that gets no further response. Dropping it deletes it; only [`Response::send`] tells the
+/// client.
 struct RawEnd(NonNull<TRITONBACKEND_ResponseFactory>);
 
 // SAFETY: Triton lets a factory be used and deleted by any thread; its owner does so from one at a time.
@@ -306,8 +307,8 @@ impl RawResponse {
         for (output, (start, bytes)) in copy.outputs.iter_mut().zip(memory) {
             output.bytes = reserve(bytes).ok()?;
             if bytes > 0 {
-                // SAFETY: Triton allocated that many bytes, which live as long as the response. They have been written: an
-                // instance makes an answer after that, and waits for its GPU before it hands the answer on.
+                // SAFETY: Triton allocated that many bytes, which live as long as the response. They have been written:
+                // an instance makes an answer after that, and waits for its GPU before it hands the answer on.
                 unsafe { ClientBytes::new(start?, bytes) }.append_to(&mut output.bytes);
             }
         }
@@ -436,8 +437,8 @@ impl Answer {
         }
     }
 
-    /// A copy of its response, if that was recorded. `None` also for an error, if the outputs have more bytes than `most`, and
-    /// if an output is in memory of a GPU.
+    /// A copy of its response, if that was recorded. `None` also for an error, if the outputs have more bytes than
+    /// `most`, and if an output is in memory of a GPU.
     pub fn copy(&self, most: usize) -> Option<ResponseCopy> {
         let (response, error) = self.0.as_ref()?;
         response.whole().filter(|_| error.is_none() && response.byte_len() <= most)?.copy()
@@ -464,8 +465,8 @@ fn unless_unsupported(set: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Fails if there is not that much memory. Otherwise the front end's allocator would throw an exception, which would end the
-/// server.
+/// Fails if there is not that much memory. Otherwise the front end's allocator would throw an exception, which would
+/// end the server.
 fn check_memory(bytes: usize) -> Result<(), Error> {
     const LARGE: usize = 1 << 20;
     if bytes < LARGE {

@@ -158,8 +158,8 @@ const fn has_request_parameters(api: &Api) -> bool {
     api.TRITONBACKEND_RequestParameterCount.is_some() && api.TRITONBACKEND_RequestParameter.is_some()
 }
 
-/// Ends the server's process with exit code 1. It does so at once: no exit handler runs, because those of CUDA's libraries
-/// may wait for a GPU that does not answer.
+/// Ends the server's process with exit code 1. It does so at once: no exit handler runs, because those of CUDA's
+/// libraries may wait for a GPU that does not answer.
 pub fn exit_process() -> ! {
     // SAFETY: it takes a number and does not return.
     unsafe { libc::_exit(1) }
@@ -187,8 +187,8 @@ pub fn gives_request_parameters() -> bool {
     has_request_parameters(triton_sys::api())
 }
 
-/// Whether core has a default for `max_candidate_sequences`. Without it (before Triton 23.09), core takes 0 as no place for
-/// any sequence, and its requests wait for ever.
+/// Whether core has a default for `max_candidate_sequences`. Without it (before Triton 23.09), core takes 0 as no place
+/// for any sequence, and its requests wait for ever.
 pub fn fills_in_candidates() -> bool {
     const SINCE: Version = Version { major: 1, minor: 16 };
     triton_sys::versions().is_none_or(|offered| offered.backend >= SINCE)
@@ -264,8 +264,8 @@ pub enum Kind {
     Counter,
     /// Gauges with the same labels are one metric of Triton, so each adds its share.
     Gauge,
-    /// Has buckets with these upper bounds, ascending. Triton adds one without a bound. Servers that do not know histograms
-    /// make no such family.
+    /// Has buckets with these upper bounds, ascending. Triton adds one without a bound. Servers that do not know
+    /// histograms make no such family.
     Histogram(&'static [f64]),
 }
 
@@ -308,8 +308,8 @@ pub struct Metric {
     family: Arc<Family>,
 }
 
-/// Held while a metric is made or deleted. Metrics with the same labels share one of Prometheus's. If the last of them is
-/// deleted while core makes another, core gives that one a pointer to freed memory. A model that is loaded while its
+/// Held while a metric is made or deleted. Metrics with the same labels share one of Prometheus's. If the last of them
+/// is deleted while core makes another, core gives that one a pointer to freed memory. A model that is loaded while its
 /// previous load is still being unloaded does this.
 static MAKING_OR_DELETING: Mutex<()> = Mutex::new(());
 

@@ -1,5 +1,5 @@
-//! Threads that end with their owner. One of them is an instance's clock: it does work that is due at a time, whether core
-//! calls Execute or not.
+//! Threads that end with their owner. One of them is an instance's clock: it does work that is due at a time, whether
+//! core calls Execute or not.
 
 use std::io;
 use std::sync::Arc;

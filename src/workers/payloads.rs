@@ -1,9 +1,9 @@
 //! The path of a payload of a model whose sequences core schedules.
 //!
-//! Core calls Execute only when it has requests, and does not report that a client has gone away. So an instance gets its
-//! turns from two threads: core's, and a clock that looks for sequences that are over while nothing comes. The instance's
-//! lock keeps the turns apart. The table only notes that a sequence is over, whatever thread finds it out. Its instance
-//! drops the state in its next turn, because it alone knows where the state is.
+//! Core calls Execute only when it has requests, and does not report that a client has gone away. So an instance gets
+//! its turns from two threads: core's, and a clock that looks for sequences that are over while nothing comes. The
+//! instance's lock keeps the turns apart. The table only notes that a sequence is over, whatever thread finds it out.
+//! Its instance drops the state in its next turn, because it alone knows where the state is.
 
 use std::sync::Arc;
 

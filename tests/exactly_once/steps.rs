@@ -123,8 +123,8 @@ fn faults(random: &mut Random) -> Faults {
     Faults::Random { random: Random::new(random.below(u64::MAX)), one_in }
 }
 
-/// The strategy `oldest`: core sends the next request of a sequence when it has the last one back, and refuses one that is
-/// neither a START nor behind one without END.
+/// The strategy `oldest`: core sends the next request of a sequence when it has the last one back, and refuses one that
+/// is neither a START nor behind one without END.
 fn oldest_with_faults(triton: &Triton, random: &mut Random, tally: &mut Tally) {
     // With too few slots, STARTs wait for a slot, which takes longer than all else.
     let slots = if random.one_in(8) { 6 } else { 16 };

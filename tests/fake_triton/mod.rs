@@ -148,7 +148,8 @@ pub struct LoadedInstance {
     instance: Arc<Instance>,
     /// All requests so far: the backend may hold one for as long as it likes.
     requests: Mutex<Vec<Arc<Request>>>,
-    /// How long [`LoadedInstance::run`] waits for the release of a START that has its answer. Then it takes it to be held.
+    /// How long [`LoadedInstance::run`] waits for the release of a START that has its answer. Then it takes it to be
+    /// held.
     pub held_after: Duration,
 }
 

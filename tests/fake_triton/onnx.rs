@@ -83,8 +83,8 @@ pub fn delay(grows: bool) -> Vec<u8> {
     model("delay", &nodes, &[info("VALUE"), info("HELD_IN")], &[info("LAST"), info("HELD_OUT")], &[])
 }
 
-/// The model with rows of two columns, and an output JOINED of `2 * JOINED` columns, for which ONNX Runtime's CUDA provider
-/// copies addresses to the device.
+/// The model with rows of two columns, and an output JOINED of `2 * JOINED` columns, for which ONNX Runtime's CUDA
+/// provider copies addresses to the device.
 pub fn delay_with_concat() -> Vec<u8> {
     let axis = [text(1, "axis"), number(3, 1), number(20, 2)].concat();
     let nodes = [
@@ -111,8 +111,8 @@ pub fn delay_on_host() -> Vec<u8> {
     model("delay", &nodes, &inputs, &[info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2)], &[])
 }
 
-/// The model with rows of two columns, and an output SHAPED: VALUE in the shape SHAPE, an input that a kernel reads on the
-/// host.
+/// The model with rows of two columns, and an output SHAPED: VALUE in the shape SHAPE, an input that a kernel reads on
+/// the host.
 pub fn delay_with_shape() -> Vec<u8> {
     let nodes = [
         node("Identity", &["HELD_IN"], "LAST"),

@@ -1,4 +1,5 @@
-//! The model [`super::onnx::running_sum`] as its users see it: a configuration, requests, and the sums in their answers.
+//! The model [`super::onnx::running_sum`] as its users see it: a configuration, requests, and the sums in their
+//! answers.
 
 use serde_json::{Value, json};
 use triton_sys::{TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64};

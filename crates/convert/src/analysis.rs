@@ -51,8 +51,8 @@ pub enum Obstacle {
         /// A layer along the axis starts at a state that the model has.
         goes_on: bool,
     },
-    /// No axis leads to a recurrence or a window. `stopped` says why, for each. `may_be_one_step`: only lengths stood in the
-    /// way.
+    /// No axis leads to a recurrence or a window. `stopped` says why, for each. `may_be_one_step`: only lengths stood
+    /// in the way.
     Nothing {
         stopped: Vec<String>,
         may_be_one_step: bool,
@@ -155,7 +155,8 @@ fn cut_windows(found: &Found) -> impl Iterator<Item = usize> {
     found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. })).map(Cut::node)
 }
 
-/// Lists recurrences and causal windows over inputs that aren't the steps. They get no state, because nodes are in the way.
+/// Lists recurrences and causal windows over inputs that aren't the steps. They get no state, because nodes are in the
+/// way.
 fn uncut_on_other_inputs(
     graph: &GraphProto,
     best: &Analysis,
@@ -209,8 +210,8 @@ fn open_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     by_symbol.into_iter().map(|(_, axes)| axes).collect()
 }
 
-/// The axes whose length the model fixes, each by itself. Inputs with two open axes are left out: these are the batch and
-/// the steps.
+/// The axes whose length the model fixes, each by itself. Inputs with two open axes are left out: these are the batch
+/// and the steps.
 fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     let of_input = |input: &&ValueInfoProto| {
         let name = input.name().to_owned();
@@ -334,8 +335,8 @@ impl Analysis {
         Some((0..short.len()).map(dim).collect())
     }
 
-    /// The dimensions of an output. One that doesn't depend on the steps may have an open dimension of its own, which isn't
-    /// the batch.
+    /// The dimensions of an output. One that doesn't depend on the steps may have an open dimension of its own, which
+    /// isn't the batch.
     pub fn output_dims(&self, output: &ValueInfoProto) -> Option<Vec<Dim>> {
         let is_free = !matches!(self.found.places.get(output.name()), Some(place) if *place != Place::Free);
         // The probes would take a length of its own for that of the batch.

@@ -38,7 +38,8 @@ pub struct Options {
 pub struct Converted {
     /// The model with states. Its graph's description names the pairs.
     pub model: Vec<u8>,
-    /// What the converted model is compared with, if ONNX Runtime can't run the original: the same model in a form that it runs.
+    /// What the converted model is compared with, if ONNX Runtime can't run the original: the same model in a form that
+    /// it runs.
     pub original: Option<Vec<u8>>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
@@ -47,8 +48,8 @@ pub struct Converted {
 }
 
 impl Converted {
-    /// Lets the states start at zero in place of learned or constant values. Padding of convolutions and pooling keeps its
-    /// value. Compare the models first, because this changes the answers.
+    /// Lets the states start at zero in place of learned or constant values. Padding of convolutions and pooling keeps
+    /// its value. Compare the models first, because this changes the answers.
     pub fn starting_at_zero(mut self) -> Result<Self, ReadError> {
         self.initial_states = None;
         for state in self.report.states.iter_mut().filter(|state| state.starts_at == StartsAt::Model) {
@@ -171,8 +172,8 @@ fn with_graph(model: &ModelProto, graph: GraphProto) -> ModelProto {
     ModelProto { graph: Some(graph), ..model.clone() }
 }
 
-/// Refuses steps that were found in a dimension which the model names the batch: either the name is wrong, or a layer gets
-/// the batch where it takes the steps.
+/// Refuses steps that were found in a dimension which the model names the batch: either the name is wrong, or a layer
+/// gets the batch where it takes the steps.
 fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Result<(), ConvertError> {
     let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
         return Ok(());

@@ -302,8 +302,8 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// The inputs with a fixed number of steps, where each has its batch dimension in front and each state has one, or nothing
-/// has one.
+/// The inputs with a fixed number of steps, where each has its batch dimension in front and each state has one, or
+/// nothing has one.
 fn signature(report: &Report, chunk: i64) -> String {
     let is_open = |input: &StepInput, axis: usize| {
         let steps = matches!(input.role, Role::Steps { axis: time } if time == axis);

@@ -3,8 +3,8 @@
 //! A model with an LSTM inside takes a whole sequence and keeps its recurrence to itself. [`convert()`] cuts the
 //! recurrence open: each recurrent node, each loop and each causal convolution gets a state input and a state output.
 //! The converted model takes chunks of any length, and its answers are those of one run over everything. A model whose
-//! answers depend on later steps is refused with the nodes that stand in the way. [`join::join`] makes one graph of several,
-//! so that a request runs all of them.
+//! answers depend on later steps is refused with the nodes that stand in the way. [`join::join`] makes one graph of
+//! several, so that a request runs all of them.
 //!
 //! | module | |
 //! |---|---|
@@ -26,8 +26,8 @@
 //! | `recordings` | recordings of inputs in NumPy's files, for the command |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime. Only four modules open files: `verify` (the models that it compares), `prepared` (weights
-//! in the model's folder), `join` (the texts of tokens), and `recordings`.
+//! Only `verify` knows ONNX Runtime. Only four modules open files: `verify` (the models that it compares), `prepared`
+//! (weights in the model's folder), `join` (the texts of tokens), and `recordings`.
 
 mod analysis;
 mod batch;

@@ -1,6 +1,6 @@
-//! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with a
-//! config.pbtxt. `stateful-convert join` does the same with the graph that it joins from several, and `stateful-convert graph`
-//! writes a built-in graph.
+//! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with
+//! a config.pbtxt. `stateful-convert join` does the same with the graph that it joins from several, and
+//! `stateful-convert graph` writes a built-in graph.
 
 mod files;
 mod options;
@@ -25,8 +25,8 @@ use stateful_convert::{
     ConvertError, Converted, InputAxis, Options, WeightsError, builtin, convert, path_in, with_small_weights_shown,
 };
 
-/// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its states; and
-/// compares it with the original
+/// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its
+/// states; and compares it with the original
 #[derive(Parser)]
 #[command(version = VERSION, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct CommandLine {
@@ -57,11 +57,12 @@ struct Arguments {
     /// Open the batch dimension, which the model fixes to 1
     #[arg(long)]
     open_batch: bool,
-    /// The axis of an input that is the batch of 1, as in x@1; several with commas. Opens the batch, too [default: one that
-    /// can be opened]
+    /// The axis of an input that is the batch of 1, as in x@1; several with commas. Opens the batch, too [default: one
+    /// that can be opened]
     #[arg(long, value_name = "INPUT@AXIS", value_delimiter = ',', value_parser = input_axis)]
     batch_axis: Vec<InputAxis>,
-    /// States start at zero instead of at learned or constant values; padding of convolutions and pooling keeps its value
+    /// States start at zero instead of at learned or constant values; padding of convolutions and pooling keeps its
+    /// value
     #[arg(long)]
     zero_initial_states: bool,
     /// Steps in a request: goes into config.pbtxt, and the comparison has chunks of it
@@ -149,30 +150,32 @@ fn compare(
 /// Joins several graphs to one with states, so that a request runs all of them; and compares it with the graphs
 #[derive(Args)]
 struct JoinArguments {
-    /// The graphs, in their order: files, or built-in graphs such as fbank:kaldi, each followed by its options. A tensor is
-    /// named graph.tensor, where graph is NAME, the file's name without .onnx, or the built-in graph's up to the colon
+    /// The graphs, in their order: files, or built-in graphs such as fbank:kaldi, each followed by its options. A
+    /// tensor is named graph.tensor, where graph is NAME, the file's name without .onnx, or the built-in graph's up to
+    /// the colon
     #[arg(value_name = "[NAME=]GRAPH", required = true)]
     graphs: Vec<String>,
-    /// Which output each input takes, as in '<<<encoder.outputs, decoder.inputs>>>'; equal names need no wire. A wire back to
-    /// an earlier graph is a state
+    /// Which output each input takes, as in '<<<encoder.outputs, decoder.inputs>>>'; equal names need no wire. A wire
+    /// back to an earlier graph is a state
     #[arg(long, value_name = "WIRES")]
     wires: Option<String>,
-    /// States of the graphs, as in '<<<encoder.h0, encoder.hn>>>' [default: those that a graph's description or names show]
+    /// States of the graphs, as in '<<<encoder.h0, encoder.hn>>>' [default: those that a graph's description or names
+    /// show]
     #[arg(long, value_name = "PAIRS")]
     states: Option<String>,
-    /// Dims that the graphs leave open, as in 'encoder.cache=[batch, 17, 70, 512]': for states of a fixed length, and where
-    /// the batch has no usual name
+    /// Dims that the graphs leave open, as in 'encoder.cache=[batch, 17, 70, 512]': for states of a fixed length, and
+    /// where the batch has no usual name
     #[arg(long, value_name = "GRAPH.TENSOR=[DIMS]")]
     dims: Option<String>,
-    /// Context of wired inputs, as in 'embedding.x=68@1': the last 68 elements along axis 1 of the previous value are prepended
-    /// to what the wire brings. At first, zeros are; with ':whole', nothing is
+    /// Context of wired inputs, as in 'embedding.x=68@1': the last 68 elements along axis 1 of the previous value are
+    /// prepended to what the wire brings. At first, zeros are; with ':whole', nothing is
     #[arg(long, value_name = "GRAPH.INPUT=ELEMENTS@AXIS")]
     input_context: Option<String>,
     /// Outputs that stay although they are wired, as in encoder.outputs; several with commas
     #[arg(long, value_name = "GRAPH.OUTPUT", value_delimiter = ',')]
     outputs: Vec<String>,
-    /// Finds tokens in the joined graph: 'ctc blank=0', or 'transducer blank=0 max_tokens=1', where the last graph is the
-    /// decoder and joint, or the last two are the decoder and the joiner. logits=GRAPH.OUTPUT names the logits, and
+    /// Finds tokens in the joined graph: 'ctc blank=0', or 'transducer blank=0 max_tokens=1', where the last graph is
+    /// the decoder and joint, or the last two are the decoder and the joiner. logits=GRAPH.OUTPUT names the logits, and
     /// tokens=tokens.txt gives responses the texts of the tokens
     #[arg(long, value_name = "SEARCH")]
     search: Option<String>,
@@ -229,7 +232,8 @@ fn file_of(graph: &ListedGraph) -> Option<&Path> {
     }
 }
 
-/// Reads or makes a graph. The weights of a file that are in files of their own must be below the folder of the joined model.
+/// Reads or makes a graph. The weights of a file that are in files of their own must be below the folder of the joined
+/// model.
 fn part(graph: &ListedGraph, folder: &Path) -> Result<Part, Problem> {
     let name = graph.name.clone();
     let file = match &graph.from {
@@ -269,8 +273,8 @@ struct GraphArguments {
     /// Options of the graph, such as num_mel_bins=40; docs/convert.md lists them
     #[arg(value_name = "OPTION=VALUE")]
     options: Vec<String>,
-    /// The graph's file. If the graph has states, a config.pbtxt goes beside it, or beside its folder if that is named after a
-    /// version. Folders that are missing are made
+    /// The graph's file. If the graph has states, a config.pbtxt goes beside it, or beside its folder if that is named
+    /// after a version. Folders that are missing are made
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Replace files that exist

@@ -67,9 +67,9 @@ pub(crate) fn groups(text: &str) -> Option<Vec<(&str, &str)>> {
     Some(found).filter(|found| !found.is_empty())
 }
 
-/// Reads the pairs that a graph's description names. They are in lines that have both `InputState` and `OutputState`, or
-/// both `PastValueInput` and `PastValueOutput`. The word that comes first says which name of each `<<<a, b>>>` in the line
-/// comes first.
+/// Reads the pairs that a graph's description names. They are in lines that have both `InputState` and `OutputState`,
+/// or both `PastValueInput` and `PastValueOutput`. The word that comes first says which name of each `<<<a, b>>>` in
+/// the line comes first.
 pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, BadPairs> {
     let mut described = Vec::new();
     for line in description.lines() {

@@ -21,13 +21,13 @@ pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
 
 #[derive(clap::Args)]
 pub struct Shared {
-    /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version. Folders
-    /// that are missing are made
+    /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version.
+    /// Folders that are missing are made
     #[arg(short, long, value_name = "FILE", required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
     /// What the comparison gives to inputs, as in sr=16000,input@1=576: a value for each element, or the length of an
-    /// open axis; and recordings: a file of NumPy, FILE.npz, with arrays of the names of inputs [default: random values,
-    /// short axes]
+    /// open axis; and recordings: a file of NumPy, FILE.npz, with arrays of the names of inputs [default: random
+    /// values, short axes]
     #[arg(long, value_name = "INPUT=VALUE|FILE.npz", value_delimiter = ',', value_parser = given)]
     pub compare_with: Vec<GivenInput>,
     /// Convert and compare, and write nothing

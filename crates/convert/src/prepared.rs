@@ -32,8 +32,8 @@ pub enum ConvertError {
     Function(String),
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// No recurrence was found. `alike` are pairs that may be states, and `stopped` says for each axis what is in the way.
-    /// `like_states` are inputs that may be states of a graph that makes a single step.
+    /// No recurrence was found. `alike` are pairs that may be states, and `stopped` says for each axis what is in the
+    /// way. `like_states` are inputs that may be states of a graph that makes a single step.
     #[error("{}", nothing(alike, like_states, stopped))]
     Nothing { alike: Vec<StatePair>, like_states: Vec<String>, stopped: Vec<String> },
     /// The graph's description names states in another form than the backend reads.
@@ -119,8 +119,8 @@ pub fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     graph.node.iter_mut().flat_map(NodeProto::graphs_mut).try_for_each(sort_all)
 }
 
-/// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers whether
-/// there was one.
+/// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers
+/// whether there was one.
 fn put_time_in_front(graph: &mut GraphProto, names: &mut Names) -> bool {
     let mut found = false;
     for index in 0..graph.node.len() {
@@ -191,8 +191,8 @@ pub fn with_weights(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> 
     read_all(model, folder, false)
 }
 
-/// The model with small weights read in, for [`convert`](crate::convert()), which looks at their values. The references to
-/// their files stay, and only these are written.
+/// The model with small weights read in, for [`convert`](crate::convert()), which looks at their values. The references
+/// to their files stay, and only these are written.
 pub fn with_small_weights_shown(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> {
     read_all(model, folder, true)
 }

@@ -46,8 +46,8 @@ impl State {
         operator: &str,
     ) -> Self {
         let open = dims.iter().filter(|dim| !dim.is_known()).count();
-        // A single open dimension is the batch, and a sequence has one row of it. With two open dimensions, the size is not
-        // known.
+        // A single open dimension is the batch, and a sequence has one row of it. With two open dimensions, the size is
+        // not known.
         let length = |dim: &Dim| dim.known().unwrap_or(1);
         let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);
         Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }
@@ -111,8 +111,8 @@ pub struct StepsMultiple {
     pub multiple: NonZeroUsize,
 }
 
-/// The key of a model's metadata that holds the [`InitialState`]s which aren't zero, as JSON. The backend loads the model
-/// only with a configuration that has them.
+/// The key of a model's metadata that holds the [`InitialState`]s which aren't zero, as JSON. The backend loads the
+/// model only with a configuration that has them.
 pub const INITIAL_STATES: &str = "stateful.initial_states";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,8 +155,8 @@ pub enum Warning {
     Unwired(String),
     #[error("the number of steps in a request must be a multiple of {0}, because the model has a stride over time")]
     StepsMultiple(i64),
-    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
-    /// has.
+    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if
+    /// none has.
     #[error("{}", uncut(nodes, refusals, time))]
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
     /// The model continues from its own states, but these nodes need other steps of the same request.

@@ -1,6 +1,6 @@
-//! The rows of a batch: the name of their dimension, and warnings about it. Also tells the backend about a graph that it
-//! serves: whether the graph runs along the rows of its batch as if they were steps, combines them with another dimension, or
-//! keeps them apart, and whether pairs cross the states of a layer.
+//! The rows of a batch: the name of their dimension, and warnings about it. Also tells the backend about a graph that
+//! it serves: whether the graph runs along the rows of its batch as if they were steps, combines them with another
+//! dimension, or keeps them apart, and whether pairs cross the states of a layer.
 
 use bytes::Bytes;
 
@@ -24,8 +24,8 @@ pub enum RowsInGraph {
 }
 
 /// The first node that passes a state from one row of a batch to the next, such as an LSTM that gets the batch where it
-/// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes after a refused one aren't checked. Also
-/// `None` if the converter can't read the model.
+/// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes after a refused one aren't checked.
+/// Also `None` if the converter can't read the model.
 pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
     let Prepared { model, graph, .. } = prepared(bytes).ok()?;
     let (analysis, _) = attempt(&graph, opset(&model), rows.to_vec(), &[]);
@@ -40,8 +40,8 @@ pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
 }
 
 /// The first node that brings the batch of the inputs together with another open dimension, such as an addition of a
-/// state to the sums over what is taken for the steps; or the node of an output whose batch is another dimension. `None`,
-/// too, if the shapes of the graph can't be inferred that far.
+/// state to the sums over what is taken for the steps; or the node of an output whose batch is another dimension.
+/// `None`, too, if the shapes of the graph can't be inferred that far.
 pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Option<String> {
     let Prepared { model, graph, .. } = prepared(bytes).ok()?;
     let apart = shapes(&graph, opset(&model), rows, ROWS);
@@ -55,9 +55,9 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
     producers(&graph).get(name).map(|&index| graph.node[index].described())
 }
 
-/// Whether each row of a batch is computed from that row alone; if not, the first node in the way. `rows` and `outputs` are
-/// the axes that have the batch. Nodes that no tensor of `fetched` needs aren't checked. An unknown operator is in the way as
-/// well.
+/// Whether each row of a batch is computed from that row alone; if not, the first node in the way. `rows` and `outputs`
+/// are the axes that have the batch. Nodes that no tensor of `fetched` needs aren't checked. An unknown operator is in
+/// the way as well.
 pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis], fetched: &[&str]) -> RowsInGraph {
     let Ok(Prepared { model, mut graph, .. }) = prepared(bytes) else {
         return RowsInGraph::Unproven("the graph can't be read".to_owned());
@@ -81,8 +81,8 @@ pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis],
     })
 }
 
-/// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the converter
-/// can't read the model.
+/// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the
+/// converter can't read the model.
 pub fn crossed_states(model: Bytes, pairs: &[StatePair]) -> Option<String> {
     crossed_ends(&prepared(model).ok()?.graph, pairs)
 }
@@ -91,8 +91,9 @@ pub fn crossed_states(model: Bytes, pairs: &[StatePair]) -> Option<String> {
 pub const ROWS: i64 = 120;
 pub const OTHER: i64 = 48;
 
-/// Gives the batch its usual name, by which the backend knows it, and returns its old name. An exporter may have numbered it,
-/// as in `s77`. The batch keeps its name if an output doesn't have it exactly once, or another dimension has such a name.
+/// Gives the batch its usual name, by which the backend knows it, and returns its old name. An exporter may have
+/// numbered it, as in `s77`. The batch keeps its name if an output doesn't have it exactly once, or another dimension
+/// has such a name.
 pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<String> {
     if is_batch_name(&analysis.symbol) {
         // The caller says that the model's name is wrong.
@@ -130,9 +131,9 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     was.filter(|was| !is_batch_name(was))
 }
 
-/// Names the batch in states. An open dimension of a state must be the batch if the state's next value has as many rows as
-/// requests there, whatever the state's own length is. An exporter may have named it differently in each tensor, and the
-/// backend would take it for a length that varies.
+/// Names the batch in states. An open dimension of a state must be the batch if the state's next value has as many rows
+/// as requests there, whatever the state's own length is. An exporter may have named it differently in each tensor, and
+/// the backend would take it for a length that varies.
 pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analysis, pairs: &[StatePair]) {
     let Some(batch) = analysis.batch.clone().map(Dim::Symbol) else { return };
     let axes = |input: &ValueInfoProto, is_row: &dyn Fn(&Dim) -> bool| -> Vec<InputAxis> {

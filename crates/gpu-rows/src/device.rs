@@ -26,18 +26,20 @@ pub struct Device {
 /// Write-locked while a CUDA graph is captured.
 static CAPTURE: RwLock<()> = RwLock::new(());
 
-/// Read-locked while sessions are opened and dropped, which may take minutes. Before [`CAPTURE`], where both are locked.
+/// Read-locked while sessions are opened and dropped, which may take minutes. Before [`CAPTURE`], where both are
+/// locked.
 static SESSIONS: RwLock<()> = RwLock::new(());
 
-/// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for short work that CUDA
-/// may forbid during a capture: making and freeing memory, streams and modules, and waits. A thread may hold several
-/// guards.
+/// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for short work that
+/// CUDA may forbid during a capture: making and freeing memory, streams and modules, and waits. A thread may hold
+/// several guards.
 pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read_recursive()
 }
 
-/// As [`while_nothing_is_captured`], for a run. A capture that waits goes first, so busy instances don't keep it waiting
-/// for longer than the runs under way take. Not for a thread that holds a guard already: it would wait for itself.
+/// As [`while_nothing_is_captured`], for a run. A capture that waits goes first, so busy instances don't keep it
+/// waiting for longer than the runs under way take. Not for a thread that holds a guard already: it would wait for
+/// itself.
 pub fn for_run() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read()
 }
@@ -47,8 +49,8 @@ pub fn for_session() -> RwLockReadGuard<'static, ()> {
     SESSIONS.read_recursive()
 }
 
-/// Waits for the runs and the short work under way on all GPUs, and prevents others while the guard lives. `None` while a
-/// session is opened or dropped, or another graph is captured.
+/// Waits for the runs and the short work under way on all GPUs, and prevents others while the guard lives. `None` while
+/// a session is opened or dropped, or another graph is captured.
 pub fn for_capture() -> Option<(RwLockWriteGuard<'static, ()>, RwLockWriteGuard<'static, ()>)> {
     let sessions = SESSIONS.try_write()?;
     Some((sessions, CAPTURE.write()))
@@ -58,8 +60,8 @@ pub fn for_capture() -> Option<(RwLockWriteGuard<'static, ()>, RwLockWriteGuard<
 #[cfg(any(test, feature = "simulated-device"))]
 static SIMULATE: AtomicBool = AtomicBool::new(false);
 
-/// Makes all devices that this process opens from now on simulated ones, of 64 MiB each. For unit tests; servers do so with
-/// `TRITON_STATEFUL_SIMULATED_DEVICES`.
+/// Makes all devices that this process opens from now on simulated ones, of 64 MiB each. For unit tests; servers do so
+/// with `TRITON_STATEFUL_SIMULATED_DEVICES`.
 #[cfg(any(test, feature = "simulated-device"))]
 pub fn simulate() {
     SIMULATE.store(true, Ordering::Relaxed);
@@ -175,8 +177,8 @@ impl OwnedStream {
         self.stream.0
     }
 
-    /// Ends a capture on the stream that failed, without which later work would not be executed. To be called on the thread
-    /// that began it.
+    /// Ends a capture on the stream that failed, without which later work would not be executed. To be called on the
+    /// thread that began it.
     pub fn end_capture(&self) -> Result<(), DeviceError> {
         self.device.driver.make_current()?;
         self.device.driver.end_capture(self.stream)
@@ -190,8 +192,8 @@ impl Drop for OwnedStream {
     }
 }
 
-/// Memory of a device with one owner. When the owner has dropped it and no queue keeps it ([`Queue::keep`](super::Queue::keep)), it is
-/// freed.
+/// Memory of a device with one owner. When the owner has dropped it and no queue keeps it
+/// ([`Queue::keep`](super::Queue::keep)), it is freed.
 pub struct DeviceBuffer {
     memory: Arc<DeviceMemory>,
     bytes: usize,

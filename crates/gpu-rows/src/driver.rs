@@ -40,7 +40,8 @@ pub enum DeviceError {
     OutOfPinned { bytes: usize, device: i32 },
     #[error("GPU {device}: {call} failed: {why}")]
     Failed { device: i32, call: &'static str, why: String },
-    /// A function of the driver failed. From now on, the driver refuses everything that this process asks of the device.
+    /// A function of the driver failed. From now on, the driver refuses everything that this process asks of the
+    /// device.
     #[error(
         "GPU {device}: {call} failed: {why}; this process can't use the GPU any more, even for reloaded models: \
          restart the server"
@@ -444,8 +445,8 @@ const fn help(error: sys::CUresult) -> &'static str {
 }
 
 /// Whether the driver refuses everything that this process asks of the device after the error. Of most of these, CUDA's
-/// documentation of `CUresult` says that "the process must be terminated and relaunched". After an assertion in a kernel,
-/// the context must be destroyed, and ONNX Runtime uses it, too. Memory with uncorrectable errors stays wrong.
+/// documentation of `CUresult` says that "the process must be terminated and relaunched". After an assertion in a
+/// kernel, the context must be destroyed, and ONNX Runtime uses it, too. Memory with uncorrectable errors stays wrong.
 const fn is_final(error: sys::CUresult) -> bool {
     use sys::CUresult as Of;
     matches!(

@@ -38,9 +38,9 @@ impl Foreign<'_> {
     }
 }
 
-/// Copies foreign memory to slices of its size, and returns when the copies are complete, with what became of each. Waits
-/// for each GPU once per 4 MiB. If copies fail together, each is tried again alone, so that a copy that cannot be made
-/// fails no other. Panics if a slice has another size.
+/// Copies foreign memory to slices of its size, and returns when the copies are complete, with what became of each.
+/// Waits for each GPU once per 4 MiB. If copies fail together, each is tried again alone, so that a copy that cannot be
+/// made fails no other. Panics if a slice has another size.
 pub fn fetch(mut copies: Vec<(Foreign, &mut [u8])>) -> Vec<Result<(), DeviceError>> {
     for_each_gpu(&mut copies, |staging, copies| {
         let parts = copies.iter_mut().flat_map(|(from, to)| {
@@ -184,8 +184,8 @@ impl Staging<'_> {
 
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
-        // After a failure, copies that were enqueued before it may be under way. If this fails, too, the device copies nothing
-        // more.
+        // After a failure, copies that were enqueued before it may be under way. If this fails, too, the device copies
+        // nothing more.
         if self.is_busy {
             let _ = self.wait();
         }

@@ -221,8 +221,8 @@ impl Moves {
         (self.table.len() * size_of::<RowMove>()).next_multiple_of(CARRIED_ALIGNMENT)
     }
 
-    /// Adds a move of `outer` pieces. A piece has `piece` bytes at the target. A unit has `unit` bytes at the target and
-    /// `from_unit` bytes at the source. Cuts the move into moves of at most `MOST_UNITS` units.
+    /// Adds a move of `outer` pieces. A piece has `piece` bytes at the target. A unit has `unit` bytes at the target
+    /// and `from_unit` bytes at the source. Cuts the move into moves of at most `MOST_UNITS` units.
     fn add(&mut self, whole: RowMove, outer: usize, piece: u64, unit: u64, from_unit: u64) {
         if outer == 0 || piece == 0 {
             return;

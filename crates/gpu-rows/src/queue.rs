@@ -97,8 +97,8 @@ impl Queue {
     /// Copies a part of a batch from where it is alone, stored so. All addresses are of the queue's device.
     ///
     /// # Safety
-    /// The part must be within the memory at `batch`, and its bytes within that at `alone`. The memory must stay allocated
-    /// until [`Queue::synchronise`] returns.
+    /// The part must be within the memory at `batch`, and its bytes within that at `alone`. The memory must stay
+    /// allocated until [`Queue::synchronise`] returns.
     pub unsafe fn put(&mut self, part: &Part, storage: StorageType, alone: u64, batch: u64) {
         self.push_all(Pieces::to_batch(part, storage, alone, batch), change_from(storage));
     }
@@ -115,8 +115,8 @@ impl Queue {
         self.push_all(Pieces::from_batch(part, storage, batch, alone), change);
     }
 
-    /// As [`Queue::put`], from the host. Panics if `alone` has not the bytes of the part. If there is no memory for them on
-    /// the way, only this copy fails.
+    /// As [`Queue::put`], from the host. Panics if `alone` has not the bytes of the part. If there is no memory for
+    /// them on the way, only this copy fails.
     ///
     /// # Safety
     /// As for [`Queue::put`], for the memory at `batch`.

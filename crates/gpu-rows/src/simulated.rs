@@ -3,7 +3,8 @@
 //! - It executes enqueued work as late as it may: when somebody waits, or before ONNX Runtime runs. So a copy gives
 //!   wrong values if its source is changed or its target is read too early.
 //! - It fills new memory and freed memory with patterns.
-//! - From the moment at which the file `TRITON_STATEFUL_SIMULATED_FAILURE` exists, waits fail as after an illegal access.
+//! - From the moment at which the file `TRITON_STATEFUL_SIMULATED_FAILURE` exists, waits fail as after an illegal
+//!   access.
 //! - It stops the process if memory is freed before the work that uses it, if moves of one phase overlap, and if memory
 //!   is not freed at the end.
 

@@ -1,5 +1,5 @@
-//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states if it has any, each
-//! with the reason. For the log and for `stateful-inspect`.
+//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states if it has any,
+//! each with the reason. For the log and for `stateful-inspect`.
 
 use comfy_table::{Table, presets};
 use rows::tensor::StorageType;

@@ -10,8 +10,8 @@
 //! | [`onnx`] | what an ONNX model is: its file, its signature, and what its nodes say of its runs | |
 //! | [`config`] | the model configuration, read once and then used in its resolved form | |
 //!
-//! Not for: running a model, devices, or Triton's objects. The caller gives the signature, because only ONNX Runtime knows
-//! it.
+//! Not for: running a model, devices, or Triton's objects. The caller gives the signature, because only ONNX Runtime
+//! knows it.
 
 pub mod binding;
 pub mod completion;

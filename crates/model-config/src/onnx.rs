@@ -1,8 +1,8 @@
 //! What an ONNX model is: its signature, where it is read from, and what its nodes say of its runs.
 //!
-//! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the model's file. No large weight is read
-//! or copied, however the file holds it, so a model of many gigabytes takes no longer to read than its nodes do. Not for:
-//! what a configuration makes of a model ([`crate::binding`], [`crate::completion`]).
+//! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the model's file. No large weight is
+//! read or copied, however the file holds it, so a model of many gigabytes takes no longer to read than its nodes do.
+//! Not for: what a configuration makes of a model ([`crate::binding`], [`crate::completion`]).
 
 #![expect(missing_docs, reason = "most names say it")]
 
@@ -86,8 +86,8 @@ impl Signature {
 impl TensorInfo {
     /// The name of a dimension, if it tells which dimensions of other tensors are the same; else empty. PyTorch's
     /// exporter gives a dimension without a name one that is made of the tensor's name and a number, such as
-    /// `audio_signal_dynamic_axes_1`, and tf2onnx one such as `unk__577`. Each tensor then has another name for the same
-    /// batch.
+    /// `audio_signal_dynamic_axes_1`, and tf2onnx one such as `unk__577`. Each tensor then has another name for the
+    /// same batch.
     pub fn symbol(&self, axis: usize) -> &str {
         let symbol = self.symbols.get(axis).map_or("", String::as_str);
         let stem = symbol.trim_end_matches(|letter: char| letter.is_ascii_digit());
@@ -257,8 +257,8 @@ fn copy(from: &mut FileBytes, part: Part, end: usize, depth: usize, to: &mut Vec
     (from.remaining() == end).then_some(())
 }
 
-/// A file that protobuf's decoder reads from. Bytes that it skips are not read from the disk. After an error, the rest of
-/// the file is zeros.
+/// A file that protobuf's decoder reads from. Bytes that it skips are not read from the disk. After an error, the rest
+/// of the file is zeros.
 struct FileBytes {
     file: BufReader<File>,
     left: usize,
@@ -303,7 +303,8 @@ impl Buf for FileBytes {
 /// Operators that pass a state from element to element of their input.
 const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
 
-/// Operators that must not run over no steps: ONNX Runtime gives back states of zeros, or ends the process (GRU, 1.31.1).
+/// Operators that must not run over no steps: ONNX Runtime gives back states of zeros, or ends the process (GRU,
+/// 1.31.1).
 const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
 
 /// Operators that give other values in each run. `Dropout` does so where it trains.
@@ -348,11 +349,12 @@ impl Nodes {
 
 /// Why a CUDA graph can't stand for the runs of a model, in words: its first such node.
 ///
-/// A replay of a CUDA graph repeats the kernels and copies that a run enqueued, and nothing that ONNX Runtime did on the
-/// host meanwhile. So no node may read on the host what differs from run to run, nor copy from memory of the host that is
-/// gone when its run is over. ONNX Runtime refuses subgraphs and copies between its providers, and it tells which inputs it
-/// reads on the host (a Slice kept the bounds of its first run, with 1.31.1 on an H200). What is left is what CUDA kernels
-/// do of themselves: the replay of a NonZero copied the count to where the stack had been, and wrote to an illegal address.
+/// A replay of a CUDA graph repeats the kernels and copies that a run enqueued, and nothing that ONNX Runtime did on
+/// the host meanwhile. So no node may read on the host what differs from run to run, nor copy from memory of the host
+/// that is gone when its run is over. ONNX Runtime refuses subgraphs and copies between its providers, and it tells
+/// which inputs it reads on the host (a Slice kept the bounds of its first run, with 1.31.1 on an H200). What is left
+/// is what CUDA kernels do of themselves: the replay of a NonZero copied the count to where the stack had been, and
+/// wrote to an illegal address.
 pub fn unrepeatable(source: &ModelSource) -> Option<String> {
     match source.without_weights() {
         // ONNX Runtime refuses graphs with subgraphs itself, so only the outer nodes count.
@@ -419,7 +421,8 @@ fn constant_outputs(model: &ModelProto) -> Vec<String> {
     outputs.filter(|name| constants.contains(name)).map(str::to_owned).collect()
 }
 
-/// Adds the outputs that are the same in every run to the constants. A graph lists its nodes in the order in which they run.
+/// Adds the outputs that are the same in every run to the constants. A graph lists its nodes in the order in which they
+/// run.
 fn with_constant_nodes<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>) -> HashSet<&'a str> {
     for node in nodes {
         // A subgraph may take what is not listed among the node's inputs.

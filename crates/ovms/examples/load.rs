@@ -1,7 +1,8 @@
 //! Puts the same load on the gateway and on Triton directly, or opens many sequences. `scripts/bench ovms` runs it.
 //!
-//! Each stream is a client with a connection of its own, which sends the requests of one sequence after the other, each when
-//! the one before has been answered. The two ways take turns, so that a machine that changes its speed changes both.
+//! Each stream is a client with a connection of its own, which sends the requests of one sequence after the other, each
+//! when the one before has been answered. The two ways take turns, so that a machine that changes its speed changes
+//! both.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -59,8 +59,8 @@ pub async fn accept<F>(
                     connections.spawn(serve(stream, stop.clone()));
                 }
                 Err(error) => {
-                    // Probably there are no file descriptors left until other connections close. Without the pause and the
-                    // limit of warnings, this loop would use a whole core and fill the log until then.
+                    // Probably there are no file descriptors left until other connections close. Without the pause and
+                    // the limit of warnings, this loop would use a whole core and fill the log until then.
                     if warned.is_none_or(|at| at.elapsed() >= WARN_ACCEPT) {
                         log::warn!("a connection could not be accepted: {error}");
                         warned = Some(Instant::now());

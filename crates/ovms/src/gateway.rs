@@ -57,7 +57,8 @@ impl Gateway {
         let deadline = Instant::now() + LOAD_WAIT;
         loop {
             match self.ask_signature(name, version).await {
-                // Only if no problem follows the text: otherwise the model has failed to load, and waiting would not help.
+                // Only if no problem follows the text: otherwise the model has failed to load, and waiting would not
+                // help.
                 Err(Failure { code: Code::Unavailable, message })
                     if message == NOT_LOADED_YET && Instant::now() < deadline =>
                 {
@@ -68,7 +69,8 @@ impl Gateway {
         }
     }
 
-    /// Asks Triton for the signature, and remembers it. If the model isn't served, the failure has OVMS's code and text.
+    /// Asks Triton for the signature, and remembers it. If the model isn't served, the failure has OVMS's code and
+    /// text.
     pub async fn ask_signature(&self, name: &str, version: Version) -> Result<Arc<Signature>, Failure> {
         let failure = match self.triton.metadata(name, &version_text(version)).await {
             Ok(metadata) => {

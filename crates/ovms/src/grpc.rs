@@ -66,8 +66,8 @@ pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, stop: watch::Re
 
 /// Runs the connection and all its requests in one task, so that requests begin in the order in which they arrived.
 async fn connection(stream: TcpStream, router: Router, mut stop: watch::Receiver<bool>) {
-    // Each client has its own connection to Triton, so one that doesn't read its answers, or cancels requests, holds up no
-    // other.
+    // Each client has its own connection to Triton, so one that doesn't read its answers, or cancels requests, holds up
+    // no other.
     let triton = router.gateway.triton.connection();
     let service = service_fn(move |request| router.clone().answer(triton.clone(), request));
     let (sender, mut started) = mpsc::unbounded_channel();
@@ -287,7 +287,8 @@ fn tensors(inputs: &BTreeMap<String, TensorProto>, signature: &Signature) -> Res
     let mut expansion = Expansion::new();
     let data = inputs.iter().filter(|(name, _)| !signature.has_special(name));
     let tensors = data.map(|(name, proto)| {
-        // The name is checked before the values take memory, because a few bytes of a client may stand for many elements.
+        // The name is checked before the values take memory, because a few bytes of a client may stand for many
+        // elements.
         signature.input(name).ok_or_else(|| Failure::unexpected_input(name))?;
         Ok((name.clone(), Tensor::from_proto(name, proto, &mut expansion)?))
     });
@@ -306,7 +307,8 @@ fn response(spec: &ModelSpec, prediction: Prediction) -> PredictResponse {
         };
         outputs.insert(SEQUENCE_ID.to_owned(), proto);
     }
-    // The response names the version that answered, because a client that asks for the latest one can't know it otherwise.
+    // The response names the version that answered, because a client that asks for the latest one can't know it
+    // otherwise.
     let mut model_spec = answered_spec(&spec.name, prediction.version);
     model_spec.signature_name.clone_from(&spec.signature_name);
     PredictResponse { outputs, model_spec: Some(model_spec) }

@@ -257,8 +257,8 @@ fn stopped_early(signal: &str) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Serves until a signal comes or tritonserver ends, and then waits for the requests that run. A second signal ends that
-/// wait. The second value is how long tritonserver may take to end: zero after a second signal.
+/// Serves until a signal comes or tritonserver ends, and then waits for the requests that run. A second signal ends
+/// that wait. The second value is how long tritonserver may take to end: zero after a second signal.
 async fn serve(
     ports: Ports,
     triton: Triton,

@@ -168,7 +168,8 @@ pub struct Sequence {
 impl Specials {
     /// The id, or 0.
     pub fn id(&self) -> u64 {
-        // The id counts even if the rest is wrong, because the request still has its place in the order of the sequence.
+        // The id counts even if the rest is wrong, because the request still has its place in the order of the
+        // sequence.
         self.sequence_id.as_ref().and_then(|special| special.value).unwrap_or(0)
     }
 

@@ -65,8 +65,8 @@ const GENERATIVE_OPTIONS: &str = "\
     max_prompt_len max_resolution model_distribution_policy normalize num_images_per_prompt num_streams \
     pipeline_type pooling reasoning_parser resolution tool_parser truncate";
 
-/// Serves clients of OpenVINO Model Server with Triton's stateful backend: in front of a tritonserver that runs, or with one
-/// that it starts.
+/// Serves clients of OpenVINO Model Server with Triton's stateful backend: in front of a tritonserver that runs, or
+/// with one that it starts.
 #[derive(Debug, Parser)]
 #[command(name = "stateful-ovms", version = VERSION, rename_all = "snake_case", max_term_width = 100)]
 struct Arguments {
@@ -152,8 +152,8 @@ pub struct Settings {
 pub enum Mode {
     /// A tritonserver that runs.
     InFrontOf { grpc: Authority, http: Authority },
-    /// A tritonserver that the gateway starts. `poll`: the time between two reads of the files. If none, they are read on
-    /// request.
+    /// A tritonserver that the gateway starts. `poll`: the time between two reads of the files. If none, they are read
+    /// on request.
     Managed { source: Source, poll: Option<Duration>, server: ServerOptions },
     /// Nothing: the config.pbtxt files are printed.
     PrintConfig(Source),

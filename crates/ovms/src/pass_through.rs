@@ -224,7 +224,8 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    // These headers are about one connection. Triton would take the client's for headers of the gateway's connection to it.
+    // These headers are about one connection. Triton would take the client's for headers of the gateway's connection to
+    // it.
     let always = [
         CONNECTION,
         HeaderName::from_static("keep-alive"),

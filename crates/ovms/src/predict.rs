@@ -42,8 +42,8 @@ pub struct Call<'a> {
     pub version: Version,
     /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// A failure if the request could not be read. OVMS checks the model first, so the failure is reported only if the model
-    /// exists.
+    /// A failure if the request could not be read. OVMS checks the model first, so the failure is reported only if the
+    /// model exists.
     pub specials: Result<Specials, Failure>,
     /// The outputs that are wanted; all if empty.
     pub filter: &'a [String],
@@ -63,7 +63,8 @@ pub async fn run(
     call: &Call<'_>,
     decode: impl Fn(&Signature) -> Result<Tensors, Failure>,
 ) -> Result<Prediction, Failure> {
-    // First of all, because asking Triton for the signature takes time in which a later request could overtake this one.
+    // First of all, because asking Triton for the signature takes time in which a later request could overtake this
+    // one.
     let id = call.specials.as_ref().map_or(0, Specials::id);
     let mut turn = if id == 0 { None } else { Some(gateway.order.turn(call.name, id).await?) };
 
@@ -120,8 +121,8 @@ fn request(call: &Call<'_>, signature: &Signature, inputs: Tensors) -> Result<Mo
     let mut outputs = Vec::new();
     for name in call.filter {
         if signature.is_stateful() && name == SEQUENCE_ID {
-            // Each response has this output. Triton's model need not list it, because the id comes in a parameter of the
-            // answer.
+            // Each response has this output. Triton's model need not list it, because the id comes in a parameter of
+            // the answer.
             continue;
         }
         if !signature.outputs.iter().any(|output| output.name == *name) {

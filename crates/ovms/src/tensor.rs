@@ -9,8 +9,8 @@ pub use rows::tensor::DataType;
 use crate::proto::tensorflow::{DataType as TensorFlow, TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 use crate::triton::Failure;
 
-/// A single value in a `*_val` field stands for all elements. Without this limit for all tensors of a request, a few bytes of
-/// a client could take any amount of memory.
+/// A single value in a `*_val` field stands for all elements. Without this limit for all tensors of a request, a few
+/// bytes of a client could take any amount of memory.
 const EXPANDED_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +39,8 @@ impl Tensor {
         }
     }
 
-    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A single
-    /// value there stands for all elements, as far as `expansion` allows.
+    /// The tensor that a client sent as input `name`. The values are in `tensor_content` or in the field of the type. A
+    /// single value there stands for all elements, as far as `expansion` allows.
     pub fn from_proto(name: &str, proto: &TensorProto, expansion: &mut Expansion) -> Result<Self, Failure> {
         let wrong = |text: &str, details: String| Failure::invalid(format!("{text} - {details}; input name: {name}"));
         let data_type = from_tensorflow(proto.dtype)

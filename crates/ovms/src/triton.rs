@@ -72,14 +72,15 @@ impl Triton {
             .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            // A host that vanishes sends no reset, so only an unanswered ping tells that requests under way have failed.
+            // A host that vanishes sends no reset, so only an unanswered ping tells that requests under way have
+            // failed.
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
         Ok(Self { channel: endpoint.connect_lazy(), endpoint, http })
     }
 
-    /// Runs a model, and gives `held` back with the answer. If this future is dropped, the call continues, and `held` is
-    /// dropped when Triton has answered.
+    /// Runs a model, and gives `held` back with the answer. If this future is dropped, the call continues, and `held`
+    /// is dropped when Triton has answered.
     pub async fn infer<T: Send + 'static>(
         &self,
         request: ModelInferRequest,

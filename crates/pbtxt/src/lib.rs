@@ -109,8 +109,8 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// The texts for a field, without line breaks. Each of several messages, and each entry of a map, is a text with the field's
-/// name.
+/// The texts for a field, without line breaks. Each of several messages, and each entry of a map, is a text with the
+/// field's name.
 fn members(of: Option<&FieldDescriptor>, name: &str, value: &Value) -> Vec<String> {
     match (value, message(of)) {
         (Value::Object(entries), Some(entry)) if of.is_some_and(FieldDescriptor::is_map) => {

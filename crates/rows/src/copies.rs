@@ -1,8 +1,8 @@
 //! Copies of parts of batches, such as rows, in host memory: into a batch, out of it, and between batches.
 //!
-//! A [`Part`] says which bytes. *Alone*, they are contiguous, and may be stored in another type ([`StorageType`]); in the
-//! batch they are chunks with the bytes of other rows between them. All functions panic if the batch ends before the part,
-//! and if the bytes alone are not as many as the part has.
+//! A [`Part`] says which bytes. *Alone*, they are contiguous, and may be stored in another type ([`StorageType`]); in
+//! the batch they are chunks with the bytes of other rows between them. All functions panic if the batch ends before
+//! the part, and if the bytes alone are not as many as the part has.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +52,8 @@ pub fn put_pieces<'a>(part: &Part, mut pieces: impl Iterator<Item = ClientBytes<
     assert_eq!(more, 0, "more bytes than the row has room for");
 }
 
-/// Reads a part of a batch to where it is alone, to be stored so. fp32 is rounded to nearest even; infinities and NaN stay.
+/// Reads a part of a batch to where it is alone, to be stored so. fp32 is rounded to nearest even; infinities and NaN
+/// stay.
 pub fn take(part: &Part, storage: StorageType, batch: &[u8], alone: &mut [u8]) {
     assert_eq!(alone.len(), storage.bytes(part.bytes()), "a row of another size than the layout's");
     each(part, |Chunk { in_batch, alone: to, bytes }| {
@@ -110,8 +111,8 @@ pub fn fill(part: &Part, batch: &mut [u8], byte: u8) {
     each(part, |Chunk { in_batch, bytes, .. }| batch[in_batch..in_batch + bytes].fill(byte));
 }
 
-/// Rounds each fp32 value of a part to the nearest value that fp16 can represent. Returns whether no finite value has become
-/// infinite.
+/// Rounds each fp32 value of a part to the nearest value that fp16 can represent. Returns whether no finite value has
+/// become infinite.
 pub fn round_to_fp16(part: &Part, batch: &mut [u8]) -> bool {
     let mut fits = true;
     each(part, |Chunk { in_batch, bytes, .. }| {

@@ -42,8 +42,8 @@ pub fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, NoMemory> {
 }
 
 /// Zeroed host memory, aligned to a page. The pages come from the system when they are first touched, and go back to it
-/// when the buffer is dropped. (An allocator could keep them.) With the feature `exact-buffers`, which is for tests, the
-/// memory comes from the allocator and is aligned to a cache line.
+/// when the buffer is dropped. (An allocator could keep them.) With the feature `exact-buffers`, which is for tests,
+/// the memory comes from the allocator and is aligned to a cache line.
 pub struct Buffer {
     pages: Pages,
     bytes: usize,
@@ -92,7 +92,8 @@ impl Buffer {
 mod pages {
     use memmap2::{Advice, MmapMut, MmapRaw, RemapOptions};
 
-    /// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
+    /// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB
+    /// misses.
     const HUGE_FROM: usize = 4 << 20;
 
     pub struct Pages(MmapRaw);
@@ -119,8 +120,8 @@ mod pages {
     }
 }
 
-/// Memory of exactly the size that is asked for, from the allocator, so that AddressSanitizer and valgrind see an access past
-/// its end. They don't check a mapping, which ends with a whole page. For tests only.
+/// Memory of exactly the size that is asked for, from the allocator, so that AddressSanitizer and valgrind see an
+/// access past its end. They don't check a mapping, which ends with a whole page. For tests only.
 #[cfg(feature = "exact-buffers")]
 mod pages {
     use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -270,8 +270,8 @@ impl WindowLayout {
     }
 }
 
-/// Steps of a row of a batch that are padding. A batch is as long as its longest row. In a shorter row, the missing steps may
-/// be before the row's own steps, between them or after them. Alone, the row has no gap.
+/// Steps of a row of a batch that are padding. A batch is as long as its longest row. In a shorter row, the missing
+/// steps may be before the row's own steps, between them or after them. Alone, the row has no gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
     pub from: usize,
@@ -410,8 +410,8 @@ impl Part {
         ends.max().unwrap_or(0)
     }
 
-    /// The chunk of a part that has one, which is a row whose batch axis is the first. Most copies are of such a row, and
-    /// this is faster than the iterators. Other parts may have one chunk, too.
+    /// The chunk of a part that has one, which is a row whose batch axis is the first. Most copies are of such a row,
+    /// and this is faster than the iterators. Other parts may have one chunk, too.
     #[inline]
     pub const fn only_chunk(&self) -> Option<Chunk> {
         let Segment { in_batch, count, bytes, .. } = self.segments[0];

@@ -6,8 +6,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SequenceId {
     Number(u64),
-    /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte by
-    /// byte.
+    /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte
+    /// by byte.
     Name(Box<[u8]>),
 }
 
@@ -45,8 +45,8 @@ pub struct Key {
     pub id: SequenceId,
 }
 
-/// What a request has done to the state of its sequence. The sequence is over if its state is lost, if the request was a
-/// START that has not advanced, or if it had END, whatever the outcome.
+/// What a request has done to the state of its sequence. The sequence is over if its state is lost, if the request was
+/// a START that has not advanced, or if it had END, whatever the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request succeeded. The sequence has a new state.

@@ -69,8 +69,8 @@ impl SlotId {
 struct Slab<S, R> {
     memory: S,
     size: usize,
-    /// The slots that have been occupied at least once, with the generation and record of each one that is occupied now. Other
-    /// slots are added when they are needed.
+    /// The slots that have been occupied at least once, with the generation and record of each one that is occupied
+    /// now. Other slots are added when they are needed.
     slots: Vec<Option<(u64, R)>>,
     /// Which of `slots` are free.
     vacant: Vec<u32>,
@@ -99,8 +99,8 @@ impl<S, R> SlotPool<S, R> {
         Self { limits, slabs: Vec::new(), slabs_with_free: BTreeSet::new(), slots: 0, live: 0, next_generation: 0 }
     }
 
-    /// Occupies a free slot in the first slab that has one; `None` if no slot is free. The pool also hands out slots of the
-    /// reserve; the caller decides which sequence may take one.
+    /// Occupies a free slot in the first slab that has one; `None` if no slot is free. The pool also hands out slots of
+    /// the reserve; the caller decides which sequence may take one.
     pub fn acquire(&mut self, record: R) -> Option<SlotId> {
         // Slabs fill up in their order, so that the last one can become free and be removed.
         let slab_index = *self.slabs_with_free.first()?;

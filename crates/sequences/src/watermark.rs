@@ -6,21 +6,21 @@
 //! appended it after the requests of payload `n - 1` had been released. So everything that core had queued by then has
 //! arrived. We say that payload `n - 1` is *passed*.
 //!
-//! This needs the true predecessor. A client that sends requests of one id on several connections, or several STARTs ahead,
-//! can have a request of one incarnation arrive at another. So a request proves nothing if core may have had something of
-//! another incarnation of its id when its own incarnation started. Known limit: a client sends END, START and a request
-//! behind it on three connections, and the last of them arrives first.
+//! This needs the true predecessor. A client that sends requests of one id on several connections, or several STARTs
+//! ahead, can have a request of one incarnation arrive at another. So a request proves nothing if core may have had
+//! something of another incarnation of its id when its own incarnation started. Known limit: a client sends END, START
+//! and a request behind it on three connections, and the last of them arrives first.
 //!
 //! A START has no predecessor, so a single START proves nothing. Two further facts help if only STARTs arrive:
 //!
 //! - Core queues at most one request for each of its slots. When that many requests have arrived since a payload was
 //!   released, the payload is passed.
-//! - Core does not keep requests from an idle instance. When the instance has been idle for one uninterrupted pause, all
-//!   finished payloads are passed.
+//! - Core does not keep requests from an idle instance. When the instance has been idle for one uninterrupted pause,
+//!   all finished payloads are passed.
 //!
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
-//! core has not sent anything in this second either. So the clock divides a pause into [`LOOKS`] equal parts, and
-//! looks at the instance after each. A stop of any length delays only one of these looks. Between the others, core's threads
+//! core has not sent anything in this second either. So the clock divides a pause into [`LOOKS`] equal parts, and looks
+//! at the instance after each. A stop of any length delays only one of these looks. Between the others, core's threads
 //! are assumed to run. Known limit: a host that runs the clock for a whole pause and core's threads not at all.
 
 use std::collections::VecDeque;
@@ -41,14 +41,14 @@ pub struct Watermark {
     /// The last payload that is passed: everything that core had queued when its requests had been released has
     /// arrived.
     pub passed: u64,
-    /// `passed` when the requests of the latest payload arrived. Whatever core had queued when payload `passed_before` was
-    /// released arrived before the latest payload.
+    /// `passed` when the requests of the latest payload arrived. Whatever core had queued when payload `passed_before`
+    /// was released arrived before the latest payload.
     pub passed_before: u64,
     requests: u64,
     /// The last payload has begun, and its requests have not arrived yet.
     is_arriving: bool,
-    /// The latest payload that has been released although its requests never arrived, because a panic took them; 0 if there
-    /// is none. Any of them may have been an END, or the last request of any sequence.
+    /// The latest payload that has been released although its requests never arrived, because a panic took them; 0 if
+    /// there is none. Any of them may have been an END, or the last request of any sequence.
     pub lost: u64,
     /// Looks that have found the instance idle since the last payload finished.
     looks: u32,
@@ -116,7 +116,8 @@ impl Watermark {
         }
         let finished = Finished { payload: self.finished, requests: self.requests };
         match self.unpassed.back_mut().filter(|last| last.requests == self.requests) {
-            // What passes one passes both: no request has arrived between them. Steps of long requests are such payloads.
+            // What passes one passes both: no request has arrived between them. Steps of long requests are such
+            // payloads.
             Some(last) => *last = finished,
             None => self.unpassed.push_back(finished),
         }

@@ -123,9 +123,9 @@ impl Cluster {
         failed.map(|()| moved)
     }
 
-    /// Hears the messages of a channel, as [`crate::Store::listen`] says. Returns an error the first time that a primary
-    /// denies it. Goes on after other errors at a primary, because the caller would miss messages at the others while it
-    /// begins again, and operations have the same errors.
+    /// Hears the messages of a channel, as [`crate::Store::listen`] says. Returns an error the first time that a
+    /// primary denies it. Goes on after other errors at a primary, because the caller would miss messages at the others
+    /// while it begins again, and operations have the same errors.
     pub fn listen(&self, channel: &str, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         let (ends, listened, denied) = (AtomicBool::new(false), Mutex::new(BTreeSet::new()), Mutex::new(None));
         let (sender, heard) = mpsc::channel::<Vec<u8>>();
@@ -182,8 +182,8 @@ impl Cluster {
         self.primaries.lock().is_new = false;
     }
 
-    /// The slots of each primary, as far as they are known. If they may have changed, asks the servers, in one thread at a
-    /// time.
+    /// The slots of each primary, as far as they are known. If they may have changed, asks the servers, in one thread
+    /// at a time.
     fn ranges(&self) -> Result<Arc<[Range]>, StoreError> {
         let until = Instant::now() + self.connector.timeout;
         if let Some(known) = self.known(false) {

@@ -1,9 +1,9 @@
 //! A store in a folder of this machine, for one server.
 //!
-//! The database is [redb](https://docs.rs/redb): pure Rust, one file, and only libc as a dependency. A commit is on the disk
-//! when it returns, so a sequence survives a killed server and a power failure. Each call of [`Store::apply`] costs one sync
-//! of the disk, whatever the number of its operations. Stores that write a log and sync later are faster, but lose the last
-//! steps in a power failure, against the promise of `durability: step`.
+//! The database is [redb](https://docs.rs/redb): pure Rust, one file, and only libc as a dependency. A commit is on the
+//! disk when it returns, so a sequence survives a killed server and a power failure. Each call of [`Store::apply`]
+//! costs one sync of the disk, whatever the number of its operations. Stores that write a log and sync later are
+//! faster, but lose the last steps in a power failure, against the promise of `durability: step`.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -29,8 +29,8 @@ const SWEPT_AT_ONCE: usize = 256;
 const OWNERS: TableDefinition<'_, &[u8], (Option<[u8; Token::BYTES]>, u64)> = TableDefinition::new("owners");
 const BLOBS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("blobs");
 
-/// The folders that are open in this process: the models of a server may share one. A folder stays in the list until its
-/// database is closed.
+/// The folders that are open in this process: the models of a server may share one. A folder stays in the list until
+/// its database is closed.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Shared>>> = Mutex::new(BTreeMap::new());
 static CLOSED: Condvar = Condvar::new();
 

@@ -1,11 +1,13 @@
-//! A sequence's state outside its server, so that another server can go on with it: the protocol ([`Keeper`]), and stores.
+//! A sequence's state outside its server, so that another server can go on with it: the protocol ([`Keeper`]), and
+//! stores.
 //!
-//! A record belongs to one sequence. It contains a random *token* and the bytes of a state (the *blob*). The server that knows
-//! the token owns the sequence: each save names the token, and the store refuses the save if the record has another one by
-//! then. To take a sequence, a server gives its record a new token, in one atomic operation ([`Op::Resume`]). So there is one
-//! writer, even if the old owner doesn't know that it has lost the sequence, and no clock is needed. A server that saves late
-//! leaves its name in its records, so that others ask it for the newest state before they take a sequence. An END leaves a record
-//! without a blob, which distinguishes a late save of an old owner from a record that the store has lost.
+//! A record belongs to one sequence. It contains a random *token* and the bytes of a state (the *blob*). The server
+//! that knows the token owns the sequence: each save names the token, and the store refuses the save if the record has
+//! another one by then. To take a sequence, a server gives its record a new token, in one atomic operation
+//! ([`Op::Resume`]). So there is one writer, even if the old owner doesn't know that it has lost the sequence, and no
+//! clock is needed. A server that saves late leaves its name in its records, so that others ask it for the newest state
+//! before they take a sequence. An END leaves a record without a blob, which distinguishes a late save of an old owner
+//! from a record that the store has lost.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
@@ -17,8 +19,8 @@
 //! | [`record`] | records, the operations on them, and the interface of a store | |
 //!
 //! Rules:
-//! - A store applies each operation completely or not at all. After an error, the caller can't know whether it was applied,
-//!   so it forgets what it knows of these sequences and asks the store again.
+//! - A store applies each operation completely or not at all. After an error, the caller can't know whether it was
+//!   applied, so it forgets what it knows of these sequences and asks the store again.
 //! - A record expires when it has not been written for [`Settings::ttl`].
 //! - No error, log line or `Debug` text has a password.
 //!
@@ -88,16 +90,16 @@ impl Hold {
         self.replaces.first().is_some_and(|old| !known.any(|known| known == *old))
     }
 
-    /// Adds older sequences of this server. The record may have the token of one of them when the START is saved. If the store
-    /// had no sequence when the record was made, it has none of these either.
+    /// Adds older sequences of this server. The record may have the token of one of them when the START is saved. If
+    /// the store had no sequence when the record was made, it has none of these either.
     pub fn also_replaces(&mut self, older: impl Iterator<Item = Token>) {
         if self.replaces() {
             self.replaces.extend(older);
         }
     }
 
-    /// Makes this sequence take over the record of one of these older sequences of this server when its START has run. If none
-    /// of them leaves a record, the save of this sequence fails, and its client has to send the START again.
+    /// Makes this sequence take over the record of one of these older sequences of this server when its START has run.
+    /// If none of them leaves a record, the save of this sequence fails, and its client has to send the START again.
     #[must_use]
     pub fn behind(mut self, older: impl Iterator<Item = Token>) -> Self {
         self.replaces.extend(older);
@@ -125,8 +127,8 @@ pub enum Claimed {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// It starts this sequence ([`Keeper::hold`]), which has no state yet. With `true`, the owner of an older sequence with its
-    /// id is asked to release that first, if it lives.
+    /// It starts this sequence ([`Keeper::hold`]), which has no state yet. With `true`, the owner of an older sequence
+    /// with its id is asked to release that first, if it lives.
     Begin(&'a Hold, bool),
     /// The sequence has this state. If it is not in the store yet, makes a record, unless there is one.
     Step(&'a Hold, &'a [u8]),
@@ -203,10 +205,11 @@ impl Keeper {
         })
     }
 
-    /// Makes the records of sequences whose STARTs are going to run here. If the store has a state of an older sequence, that
-    /// state stays until [`Change::Step`] or [`Change::End`] of the new sequence. Both fail if the store has a state of a third
-    /// sequence by then. A record without a state is replaced, because a server that was killed may have left it. So the caller
-    /// must not ask for a second record of an id before it has saved the first ([`Hold::behind`]).
+    /// Makes the records of sequences whose STARTs are going to run here. If the store has a state of an older
+    /// sequence, that state stays until [`Change::Step`] or [`Change::End`] of the new sequence. Both fail if the store
+    /// has a state of a third sequence by then. A record without a state is replaced, because a server that was killed
+    /// may have left it. So the caller must not ask for a second record of an id before it has saved the first
+    /// ([`Hold::behind`]).
     pub fn reserve(&self, holds: Vec<Hold>) -> Result<Vec<Hold>, StoreError> {
         let operations = holds.iter().map(|hold| (hold.key.as_slice(), Op::Reserve { token: hold.token }));
         let replies = self.apply(operations.collect())?;
@@ -243,7 +246,8 @@ impl Keeper {
         holds.into_iter().zip(replies).map(claimed).collect()
     }
 
-    /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it back.
+    /// Which of these sequences are still this server's. One that the store has lost is: [`Keeper::save`] brings it
+    /// back.
     pub fn check(&self, holds: &[&Hold]) -> Result<Vec<bool>, StoreError> {
         // In a folder, only a newer instance of the model could take them, and it waits until this one is gone.
         if !self.store.is_shared() {
@@ -260,7 +264,8 @@ impl Keeper {
     }
 
     pub fn save(&self, changes: &[Change<'_>]) -> Result<Vec<Saved>, StoreError> {
-        // The time is taken before the store is asked, because an END of another server may come right after its answer.
+        // The time is taken before the store is asked, because an END of another server may come right after its
+        // answer.
         let confirmed = Instant::now();
         let operations = changes.iter().map(|change| (change.hold().key.as_slice(), change.operation()));
         let mut replies = self.apply(operations.collect())?;
@@ -302,8 +307,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Hears what other servers ask this one for, and calls `hear` with the id of each sequence, and with `None` now and then.
-    /// Returns when that returns false, or at once if there are no other servers.
+    /// Hears what other servers ask this one for, and calls `hear` with the id of each sequence, and with `None` now
+    /// and then. Returns when that returns false, or at once if there are no other servers.
     pub fn listen(&self, hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         self.store.listen(&mut |key| match key {
             Some(key) => key.strip_prefix(self.space.as_slice()).is_none_or(|id| hear(Some(id))),

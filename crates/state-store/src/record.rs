@@ -47,18 +47,19 @@ impl fmt::Debug for Token {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Record<B = Vec<u8>> {
-    /// The sequence can continue. The blob is its state. It is empty if the sequence has begun and no state was saved yet.
+    /// The sequence can continue. The blob is its state. It is empty if the sequence has begun and no state was saved
+    /// yet.
     Live { token: Token, blob: B },
     /// It has ended. This stays for as long as a record without saves. Contains the answer to its END, or nothing.
     Ended(B),
 }
 
-/// An operation on the record of one sequence. A store applies it atomically. `token` is that of the owner, or the one that
-/// the new owner will have.
+/// An operation on the record of one sequence. A store applies it atomically. `token` is that of the owner, or the one
+/// that the new owner will have.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// A START: makes a new record without a state, whatever there is. With `asks`, if an older sequence of the id has a live
-    /// owner, asks the owner to release the sequence, and changes nothing.
+    /// A START: makes a new record without a state, whatever there is. With `asks`, if an older sequence of the id has
+    /// a live owner, asks the owner to release the sequence, and changes nothing.
     Start {
         token: Token,
         asks: bool,
@@ -73,14 +74,14 @@ pub enum Op<'a> {
         token: Token,
         blob: &'a [u8],
     },
-    /// Takes the sequence from its owner, if it has a state. With `asks`, if the owner lives and may have a newer state, asks
-    /// it to release the sequence, and takes nothing.
+    /// Takes the sequence from its owner, if it has a state. With `asks`, if the owner lives and may have a newer
+    /// state, asks it to release the sequence, and takes nothing.
     Resume {
         token: Token,
         asks: bool,
     },
-    /// Lets any server take the sequence without asking this one, if the token is that of the record. `blob` is the newest
-    /// state, if the record doesn't have it.
+    /// Lets any server take the sequence without asking this one, if the token is that of the record. `blob` is the
+    /// newest state, if the record doesn't have it.
     Release {
         token: Token,
         blob: Option<&'a [u8]>,
@@ -98,8 +99,8 @@ pub enum Op<'a> {
         token: Token,
         blob: &'a [u8],
     },
-    /// Ends the sequence if the record has its token, or one of the `old` tokens that it would have replaced. Keeps the answer
-    /// for a client that sends its END again, unless it is empty.
+    /// Ends the sequence if the record has its token, or one of the `old` tokens that it would have replaced. Keeps the
+    /// answer for a client that sends its END again, unless it is empty.
     End {
         token: Token,
         old: &'a [Token],
@@ -128,16 +129,16 @@ pub enum Reply {
 }
 
 impl Op<'_> {
-    /// What the operation does to a record, and its reply. [`crate::file`] calls this, and the scripts of [`crate::redis`]
-    /// say the same.
+    /// What the operation does to a record, and its reply. [`crate::file`] calls this, and the scripts of
+    /// [`crate::redis`] say the same.
     pub fn apply<B>(&self, record: Option<&Record<B>>) -> (Effect<'_>, Reply)
     where
         B: AsRef<[u8]>,
     {
         let keep = Effect::Keep;
         match (*self, record) {
-            // A START can come late, after its client has begun the sequence elsewhere. It must not replace the state of that
-            // sequence.
+            // A START can come late, after its client has begun the sequence elsewhere. It must not replace the state
+            // of that sequence.
             (Op::Reserve { .. }, Some(Record::Live { token, blob })) if !blob.as_ref().is_empty() => {
                 (keep, Reply::Lives(*token))
             }
@@ -147,8 +148,8 @@ impl Op<'_> {
             (Op::Resume { .. }, Some(Record::Ended(answer))) if !answer.as_ref().is_empty() => {
                 (keep, Reply::Answered(answer.as_ref().to_vec()))
             }
-            // This comes before the rule for other operations. An ended sequence belongs to no server, so the new one may
-            // begin.
+            // This comes before the rule for other operations. An ended sequence belongs to no server, so the new one
+            // may begin.
             (Op::Replace { token, blob, .. }, Some(Record::Ended(_))) => (Effect::Write(token, blob), Reply::Done),
             (_, Some(Record::Ended(_))) => (keep, Reply::Ended),
             (Op::Resume { .. }, Some(Record::Live { blob, .. })) if blob.as_ref().is_empty() => (keep, Reply::Unsaved),
@@ -207,8 +208,8 @@ pub struct Settings {
     /// need both. With sentinels or a cluster, it may also wait this long for an answer about where the primary is. A
     /// slot that has moved is asked for once more.
     pub timeout: Duration,
-    /// The name under which other servers ask this one for sequences ([`Op::Resume`]). `None` if the records of its sequences
-    /// always have the newest states.
+    /// The name under which other servers ask this one for sequences ([`Op::Resume`]). `None` if the records of its
+    /// sequences always have the newest states.
     pub server: Option<Token>,
     /// How many replicas of a store on the network have to take a write before it counts as done.
     pub replicas: u32,
@@ -248,8 +249,8 @@ pub trait Store: Send + Sync {
     /// Whether other servers can take a sequence while this one runs.
     fn is_shared(&self) -> bool;
 
-    /// Hears what other servers ask [`Settings::server`] for, and calls `hear` with the key of each record, and with `None` now
-    /// and then. Returns when that returns false, or at once if there are no other servers.
+    /// Hears what other servers ask [`Settings::server`] for, and calls `hear` with the key of each record, and with
+    /// `None` now and then. Returns when that returns false, or at once if there are no other servers.
     fn listen(&self, _hear: &mut dyn FnMut(Option<&[u8]>) -> bool) -> Result<(), StoreError> {
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! A record is two keys of one slot: `o{KEY}`, a hash with the token of the owner (empty: ended; then it has the answer
 //! to the END, too), and `b{KEY}TOKEN`, the blob. The token is part of the blob's key, so a save is one plain command,
-//! `SET … XX`, which finds nothing after another server has taken the sequence. Operations that depend on the record are
-//! scripts. They are sent as text, because a store forgets its scripts when it restarts.
+//! `SET … XX`, which finds nothing after another server has taken the sequence. Operations that depend on the record
+//! are scripts. They are sent as text, because a store forgets its scripts when it restarts.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,9 +18,8 @@ use crate::server::{Connector, Server};
 /// The limit of a string in Valkey and Redis (`proto-max-bulk-len`).
 const MOST_BYTES: usize = 512 << 20;
 
-// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag, and
-// tokens that the record may have.
-// A server whose process has ended no longer hears its channel.
+// KEYS: the owner's, the blobs' without token. ARGV: token, milliseconds, blob, name of this server or nothing, flag,
+// and tokens that the record may have. A server whose process has ended no longer hears its channel.
 //
 // A caller that finds a record ended may answer its client with that, and WAIT waits only for the last write of its own
 // connection. So RESUME and END write in this case, too: a first END whose WAIT has failed may be on no replica yet.
@@ -159,7 +158,8 @@ impl RedisStore {
         replies.into_iter().map(read).collect()
     }
 
-    /// Reads the records to find out why saves and checks failed. Their replies say only that something is not as expected.
+    /// Reads the records to find out why saves and checks failed. Their replies say only that something is not as
+    /// expected.
     fn explain_unsaved(&self, operations: &[(&[u8], Op<'_>)], replies: &mut [Reply]) -> Result<(), StoreError> {
         let unsaved = |(reply, of): &(usize, &(&[u8], Op<'_>))| {
             replies[*reply] == Reply::Absent && matches!(of.1, Op::Save { .. } | Op::Check { .. })

@@ -324,7 +324,8 @@ impl Connector {
         let hosts = sentinels.iter().cycle().skip(first % sentinels.len().max(1)).take(sentinels.len());
         let hosts: Vec<_> = hosts.collect();
         let answer = ask_in_turn("sentinel", &hosts, until, |host, until| self.ask_sentinel(host, name, until));
-        // The next call starts with the sentinel that has answered. If none has, it starts with the ones that were not asked.
+        // The next call starts with the sentinel that has answered. If none has, it starts with the ones that were not
+        // asked.
         let asked = answer.as_ref().map_or(MOST_ASKED.min(hosts.len()), |(asked, _)| *asked);
         let next = (first + asked) % sentinels.len().max(1);
         self.first.store(next, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! Checks the protocol in every order of its steps, with two servers that crash or pause between any two steps, a client that
-//! sends each request to either of them and may give up waiting, and a store that may lose its last write.
+//! Checks the protocol in every order of its steps, with two servers that crash or pause between any two steps, a
+//! client that sends each request to either of them and may give up waiting, and a store that may lose its last write.
 //!
 //! The store is the real [`Op::apply`]. A server is what `workers` does at `durability: step`: check or claim, or make
-//! the record of a START, run, save, bring back a lost record, answer. A pause is a step that comes late. Time does not pass: no
-//! record expires.
+//! the record of a START, run, save, bring back a lost record, answer. A pause is a step that comes late. Time does not
+//! pass: no record expires.
 
 use state_store::{Op, Record, Reply, Token};
 use stateright::{Checker, Model, Property};
@@ -110,9 +110,9 @@ enum Action {
 }
 
 struct Protocol {
-    /// `on_duplicate_start` is `reject`. Then the client sends a START again that was not answered, also to the other server, and
-    /// uses an id once. With `restart`, it uses an id again, and after a START that was not answered only if that has looked
-    /// into the store.
+    /// `on_duplicate_start` is `reject`. Then the client sends a START again that was not answered, also to the other
+    /// server, and uses an id once. With `restart`, it uses an id again, and after a START that was not answered only
+    /// if that has looked into the store.
     rejects: bool,
     /// How often the client begins the id, and the steps that it makes each time.
     lives: u8,
@@ -351,7 +351,8 @@ impl Model for Protocol {
                     *waits = false;
                     match request {
                         Request::Step => {}
-                        // It may send its START to the other server. A START that has not looked yet would replace that one.
+                        // It may send its START to the other server. A START that has not looked yet would replace that
+                        // one.
                         Request::Start if self.rejects || !matches!(phase, Phase::Reserve(_)) => {
                             world.may_only_start = true;
                         }

@@ -1,9 +1,9 @@
 //! `durability: interval` and `drain`: steps are saved after their answers.
 //!
-//! - A START is entered in the store before it runs ([`Stored::enter`]), so a request that another server gets can't continue an
-//!   older sequence of its id. While the store doesn't answer, STARTs run without that.
-//! - A sequence that makes its first unsaved step becomes due one interval later. Its worker then takes a snapshot between two
-//!   batches, and the [writer](super::writer) saves it. With `drain`, no sequence becomes due.
+//! - A START is entered in the store before it runs ([`Stored::enter`]), so a request that another server gets can't
+//!   continue an older sequence of its id. While the store doesn't answer, STARTs run without that.
+//! - A sequence that makes its first unsaved step becomes due one interval later. Its worker then takes a snapshot
+//!   between two batches, and the [writer](super::writer) saves it. With `drain`, no sequence becomes due.
 //! - A sequence that leaves this server is saved: one that was idle for too long, or that another server asks for.
 //! - If the store says that another server has the sequence, it ends here.
 
@@ -43,8 +43,8 @@ impl Sequence {
 }
 
 impl Stored {
-    /// Enters new sequences in the store. If it doesn't answer, they begin all the same. Of those with `true`, an owner of an
-    /// older sequence of the id that lives is asked to release it first; then they are to be entered again.
+    /// Enters new sequences in the store. If it doesn't answer, they begin all the same. Of those with `true`, an owner
+    /// of an older sequence of the id that lives is asked to release it first; then they are to be entered again.
     pub(super) fn enter(&self, later: &Later, lookups: &[(&Lookup, bool)]) -> Vec<Found> {
         let holds: Vec<_> = lookups.iter().map(|(of, _)| self.begin(of)).collect();
         let begun =
@@ -311,8 +311,8 @@ impl Stored {
         };
         let state = state.inspect_err(|error| log::warn!("the state of a sequence that leaves is lost: {error}"));
         let state = state.ok().flatten()?;
-        // Many leave together when a server is drained or a model unloaded, so the worker waits for room. For those that were idle
-        // for too long, no run waits.
+        // Many leave together when a server is drained or a model unloaded, so the worker waits for room. For those
+        // that were idle for too long, no run waits.
         let has_room = match why {
             OverBy::Released => later.queue.wait_for_room(state.len()),
             OverBy::Idle | OverBy::Replaced => !later.queue.refuses(state.len()),
@@ -364,8 +364,8 @@ impl Stored {
                     }
                     sequence.unsaved.is_refused = true;
                 }
-                // It stays until its worker drops it, because a request that is running now is still answered, and its answer
-                // has to tell how many steps are saved.
+                // It stays until its worker drops it, because a request that is running now is still answered, and its
+                // answer has to tell how many steps are saved.
                 Saved::Moved | Saved::Ended | Saved::Absent | Saved::Asked => {
                     sequence.unsaved.is_refused = true;
                     // The record of one that is absent has expired.

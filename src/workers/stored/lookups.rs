@@ -1,5 +1,5 @@
-//! The thread that looks for sequences in a store, because a worker that did would make all others wait; and the thread that
-//! hears which sequences other servers ask this one for.
+//! The thread that looks for sequences in a store, because a worker that did would make all others wait; and the thread
+//! that hears which sequences other servers ask this one for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::workers::clock::Thread;
 const MOST_TOGETHER: usize = 64;
 /// How long the owner of a sequence may take to release it. After that, this server takes it without a release.
 pub const PATIENCE: Duration = Duration::from_millis(250);
-/// How long an older instance of the model may take to save its sequences. It also bounds the wait for one that never ends.
+/// How long an older instance of the model may take to save its sequences. It also bounds the wait for one that never
+/// ends.
 pub const OLDER_PATIENCE: Duration = Duration::from_secs(60);
 /// Time until a sequence that is being released is looked for again.
 const AGAIN_AFTER: Duration = Duration::from_millis(4);
@@ -84,8 +85,8 @@ impl Queue {
             }
             let mut taken = Vec::new();
             let now = Instant::now();
-            // All in `again` wait equally long, so the first is due first. They may be many, and new ones must not wait for all of
-            // them.
+            // All in `again` wait equally long, so the first is due first. They may be many, and new ones must not wait
+            // for all of them.
             let most_again = if state.new.is_empty() { MOST_TOGETHER } else { MOST_TOGETHER / 2 };
             while taken.len() < most_again && state.again.front().is_some_and(|of| of.at <= now) {
                 taken.extend(state.again.pop_front());

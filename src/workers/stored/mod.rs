@@ -213,8 +213,8 @@ impl Stored {
         }
     }
 
-    /// After a batch, before its answers are sent: saves what its requests have done, now or later. `left`: the rows that have
-    /// steps left.
+    /// After a batch, before its answers are sent: saves what its requests have done, now or later. `left`: the rows
+    /// that have steps left.
     pub fn save(&self, worker: usize, instance: &mut Instance, answered: &mut [Answered], left: &[Row]) {
         match &self.later {
             None => self.save_steps(instance, answered),
@@ -271,8 +271,8 @@ impl Stored {
         found.into_iter().map(|found| found.or_else(|| claimed.next()).unwrap_or_else(Found::failed)).collect()
     }
 
-    /// Whether the owner of a sequence is still asked to release it. An older instance of the model gets more time, because it
-    /// may have much to save.
+    /// Whether the owner of a sequence is still asked to release it. An older instance of the model gets more time,
+    /// because it may have much to save.
     fn asks(&self, of: &Pending) -> bool {
         of.is_within(PATIENCE) || self.may_follow(of)
     }
@@ -282,8 +282,8 @@ impl Stored {
         self.keeper.follows() && of.is_within(OLDER_PATIENCE)
     }
 
-    /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker. With a
-    /// folder, an older instance of the model may also have it, and it can't be asked there.
+    /// Whether an older sequence of this server has the id: its END runs, or it leaves in the next turn of its worker.
+    /// With a folder, an older instance of the model may also have it, and it can't be asked there.
     fn is_leaving(&self, of: &Pending) -> bool {
         let Lookup { id, lane, .. } = &of.lookup;
         let may_follow = !self.keeper.is_shared() && self.may_follow(of);

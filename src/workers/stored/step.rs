@@ -1,15 +1,15 @@
 //! `durability: step`: each step is saved before its answer.
 //!
-//! Before a batch runs, [`Stored::check_owned`] asks the store whether this server still owns the batch's sequences, and takes
-//! back those that another server has taken. [`Stored::reserve`] makes the records of STARTs. After the run and before any answer is
-//! sent, [`Stored::save_steps`] saves the new states. If a save fails, the request gets an error and this server forgets the
-//! sequence: the store has the state of the last answer, and the next request takes it from there. So no state is lost after
-//! its answer, and no answer is sent before its state is saved.
+//! Before a batch runs, [`Stored::check_owned`] asks the store whether this server still owns the batch's sequences,
+//! and takes back those that another server has taken. [`Stored::reserve`] makes the records of STARTs. After the run
+//! and before any answer is sent, [`Stored::save_steps`] saves the new states. If a save fails, the request gets an
+//! error and this server forgets the sequence: the store has the state of the last answer, and the next request takes
+//! it from there. So no state is lost after its answer, and no answer is sent before its state is saved.
 //!
-//! A START is refused if the store has a state of a sequence with its id, except an older one of this server, which leaves. So
-//! a START that was sent again, and arrives late, replaces no sequence that its client has begun elsewhere. With
-//! `on_duplicate_start: restart`, it replaces the sequence that the store had before it ran, or an older one of this server,
-//! and no other. That stays in the store until then, because the START may be cancelled.
+//! A START is refused if the store has a state of a sequence with its id, except an older one of this server, which
+//! leaves. So a START that was sent again, and arrives late, replaces no sequence that its client has begun elsewhere.
+//! With `on_duplicate_start: restart`, it replaces the sequence that the store had before it ran, or an older one of
+//! this server, and no other. That stays in the store until then, because the START may be cancelled.
 
 use sequences::scheduler::{Lookup, Over, OverBy, Refused};
 use sequences::{Key, Outcome, SequenceId};
@@ -76,7 +76,8 @@ impl Stored {
                 return;
             }
         };
-        // A request that does not come at the step that it says may have run before. The store has the answer, with the state.
+        // A request that does not come at the step that it says may have run before. The store has the answer, with the
+        // state.
         let may_repeat = |at: usize, lane| rows[at].keeps.is_some_and(|key| !instance.is_at(lane, key));
         let to_claim = to_check.iter().zip(are_ours).map(|(&(at, lane, _), is_ours)| (at, lane, is_ours));
         // One that a START here has replaced has requests that came before the START, and its state is here.
@@ -136,8 +137,8 @@ impl Stored {
         self.send(instance, answered, unsaved);
     }
 
-    /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs that their
-    /// clients may have sent to another server, and those of sequences that a younger one has replaced here.
+    /// Makes the records of STARTs, notes which sequences they are going to replace, or refuses them. Leaves out STARTs
+    /// that their clients may have sent to another server, and those of sequences that a younger one has replaced here.
     pub(super) fn reserve(&self, rows: &mut [Decoded]) {
         let starting = self.enter_starts(rows);
         let holds: Vec<_> = starting.iter().filter_map(|of| of.hold.clone()).collect();
@@ -191,8 +192,8 @@ impl Stored {
             if owned.lanes_of(&key).last().is_some_and(|&of| of >= lane) {
                 continue;
             }
-            // The store would replace the record of an older START, which has no state. If this START then failed, the older
-            // sequence would have no record.
+            // The store would replace the record of an older START, which has no state. If this START then failed, the
+            // older sequence would have no record.
             let is_behind = owned.begins(&key);
             let entered = if is_behind { hold.clone().behind(owned.older(&key, lane)) } else { hold.clone() };
             owned.insert(lane, Sequence { starts: true, ..Sequence::new(id, key.clone(), entered) });
@@ -208,8 +209,8 @@ impl Stored {
         // `None`: it could not be taken from the store, or it is a START that left no record.
         let Sequence { id, key, hold, starts, .. } = owned.get(lane)?;
         let (id, mut hold, starts) = (id.clone(), hold.clone(), *starts);
-        // An older sequence that is here ends after the requests that were sent before the START. If the client has gone, one that
-        // is elsewhere may be the one that it has begun with the same START.
+        // An older sequence that is here ends after the requests that were sent before the START. If the client has
+        // gone, one that is elsewhere may be the one that it has begun with the same START.
         let leaves_older = hold.replaces()
             && (owned.older(key, lane).next().is_some()
                 || (finished.outcome == Outcome::Failed && of.request.is_cancelled()));
@@ -251,7 +252,8 @@ impl Stored {
         }
     }
 
-    /// The bytes of an answer for a client that sends its request again; none if that can't be known, or if it is too large.
+    /// The bytes of an answer for a client that sends its request again; none if that can't be known, or if it is too
+    /// large.
     fn kept_answer(&self, of: &Answered) -> Vec<u8> {
         let Some((key, made)) = of.keeps.zip(of.steps) else { return Vec::new() };
         let most = self.most_answer_bytes;
@@ -291,8 +293,8 @@ impl Stored {
                             self.saves().moved += u64::from(!of.hold.replaces());
                             self.fail_unsaved(instance, answered, of.lane, Refused::Moved(of.id.clone()).into());
                         }
-                        // The older START whose record this one was to take over has left none, or has not made it yet, on
-                        // another worker. The client can send this one again.
+                        // The older START whose record this one was to take over has left none, or has not made it yet,
+                        // on another worker. The client can send this one again.
                         (Saved::Absent, Some(_)) if of.hold.replaces() => {
                             self.fail_unsaved(instance, answered, of.lane, Refused::Moved(of.id.clone()).into());
                         }

@@ -1,5 +1,5 @@
-//! Saves after the answer (`durability: interval` and `drain`): the times when workers have to take snapshots, and the thread
-//! that writes them to the store.
+//! Saves after the answer (`durability: interval` and `drain`): the times when workers have to take snapshots, and the
+//! thread that writes them to the store.
 //!
 //! Rules:
 //! - A sequence has one entry: a newer state takes the place of an older one.
@@ -100,8 +100,8 @@ pub enum Waiting {
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Entries were written, so there may be room. The writer never waits for this, so [`Queue::put`] can't wake another thread
-    /// in its place.
+    /// Entries were written, so there may be room. The writer never waits for this, so [`Queue::put`] can't wake
+    /// another thread in its place.
     has_room: Condvar,
 }
 
@@ -189,8 +189,8 @@ impl Queue {
         self.state.lock().bytes.saturating_add(bytes) > 2 * MOST_BYTES
     }
 
-    /// Waits until there is room for a state of this size of a sequence that leaves, or the store does not answer. Returns
-    /// whether there is room.
+    /// Waits until there is room for a state of this size of a sequence that leaves, or the store does not answer.
+    /// Returns whether there is room.
     pub fn wait_for_room(&self, bytes: usize) -> bool {
         while self.refuses(bytes) {
             let mut state = self.state.lock();
@@ -323,8 +323,8 @@ pub struct Later {
 pub struct Unsaved {
     /// When it made the first step after its last snapshot.
     pub since: Option<Instant>,
-    /// Its snapshot is overdue: it became due while a request of several steps was under way, or the sequence was taken back
-    /// from the writer.
+    /// Its snapshot is overdue: it became due while a request of several steps was under way, or the sequence was taken
+    /// back from the writer.
     pub is_late: bool,
     pub is_under_way: bool,
     /// The store refuses it, because the store has another sequence of the id.

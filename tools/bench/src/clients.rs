@@ -149,7 +149,8 @@ fn closed_loop(client: &Client, sequences: usize, seconds: f64) -> Timed {
             latencies_us.extend(ready.iter().map(|answer| answer.latency_us));
             ready.drain(..).for_each(|answer| client.send(inbox, answer.sequence, 0));
         }
-        // Requests that have no answer when the time is over also count. Without them, the slowest answers would be missing.
+        // Requests that have no answer when the time is over also count. Without them, the slowest answers would be
+        // missing.
         latencies_us.extend(inbox.wait_for_all().iter().map(|answer| answer.latency_us));
         latencies_us
     })

@@ -1,5 +1,5 @@
-//! Times triton-stateful in process, through Triton's C API, side by side with ONNX Runtime alone and with a backend that
-//! does nothing. Prints a JSON object a line; `scripts/bench` calls it and makes tables of that.
+//! Times triton-stateful in process, through Triton's C API, side by side with ONNX Runtime alone and with a backend
+//! that does nothing. Prints a JSON object a line; `scripts/bench` calls it and makes tables of that.
 
 mod clients;
 mod measure;

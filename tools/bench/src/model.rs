@@ -114,7 +114,8 @@ struct OrtTensor {
     _data: Option<MmapMut>,
 }
 
-/// Buffers of this size and more ask for pages of 2 MiB, as the backend's do: a floor with smaller ones would not be one.
+/// Buffers of this size and more ask for pages of 2 MiB, as the backend's do: a floor with smaller ones would not be
+/// one.
 const HUGE_FROM: usize = 4 << 20;
 
 /// Memory with small numbers in it.
@@ -160,8 +161,8 @@ impl Drop for OrtTensor {
 }
 
 impl Raw {
-    /// Opens the model as the backend does by default, on one thread, for batches of `rows`. So many `sets` of sequences
-    /// take turns.
+    /// Opens the model as the backend does by default, on one thread, for batches of `rows`. So many `sets` of
+    /// sequences take turns.
     pub fn new(environment: &Environment, spec: &Spec, rows: usize, sets: usize) -> Self {
         let session = open(environment, &spec.onnx);
         let mut names = Vec::new();

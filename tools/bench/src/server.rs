@@ -179,8 +179,8 @@ impl Server {
 
     /// Loads a model and returns when it is ready.
     ///
-    /// Nothing here unloads one. Triton's core 24.10 can crash if a model is unloaded while `Execute` is on its way back
-    /// after the last answer, and no call tells when it has returned (docs/sequences.md).
+    /// Nothing here unloads one. Triton's core 24.10 can crash if a model is unloaded while `Execute` is on its way
+    /// back after the last answer, and no call tells when it has returned (docs/sequences.md).
     pub fn load(&self, model: &str) {
         // SAFETY: a live server.
         unsafe { self.api.check((self.api.ServerLoadModel)(self.raw, text(model).as_ptr())) };

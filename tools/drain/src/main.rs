@@ -1,6 +1,8 @@
-//! `stateful-drain`: has a tritonserver save the sequences of its stateful models and let them go, before it is stopped.
+//! `stateful-drain`: has a tritonserver save the sequences of its stateful models and let them go, before it is
+//! stopped.
 //!
-//! It sends each model a request with `drain: true` over HTTP (docs/cluster.md), again and again until no sequence is left.
+//! It sends each model a request with `drain: true` over HTTP (docs/cluster.md), again and again until no sequence is
+//! left.
 
 use std::process::ExitCode;
 use std::thread;
@@ -20,16 +22,17 @@ const NO_STORE: &str = "STATE_CONFLICT:";
 const LEFT: &str = "stateful_sequences_left";
 const NOT_SAVED: &str = "stateful_sequences_not_saved";
 
-/// Has a tritonserver save the sequences of its stateful models in their store and let them go. It takes no more of them until
-/// the models are unloaded and loaded again: their requests get SEQUENCE_MOVED. Returns when no sequence is left. Ends with 1 if
-/// some are left after the timeout or could not be saved, or if a model can't be drained.
+/// Has a tritonserver save the sequences of its stateful models in their store and let them go. It takes no more of
+/// them until the models are unloaded and loaded again: their requests get SEQUENCE_MOVED. Returns when no sequence is
+/// left. Ends with 1 if some are left after the timeout or could not be saved, or if a model can't be drained.
 #[derive(Parser)]
 #[command(version = VERSION)]
 struct Arguments {
     /// The server's address for HTTP, without TLS
     #[arg(long, default_value = "localhost:8000", value_name = "HOST:PORT")]
     url: String,
-    /// A model to drain; may be given several times [default: all models that the backend schedules and that have a store]
+    /// A model to drain; may be given several times [default: all models that the backend schedules and that have a
+    /// store]
     #[arg(long = "model", value_name = "NAME")]
     models: Vec<String>,
     /// How long to wait until no sequence is left
@@ -123,7 +126,8 @@ impl Server {
         let mut models = Vec::new();
         for (name, version) in self.in_state("READY", named)? {
             let config = self.ask(&format!("models/{name}/versions/{version}/config"), None)?;
-            // Core's sequence batcher refuses the requests of sequences that come from elsewhere, so such a model has no store.
+            // Core's sequence batcher refuses the requests of sequences that come from elsewhere, so such a model has
+            // no store.
             let can_have_store = config["backend"] == "stateful" && config["sequence_batching"].is_null();
             if can_have_store || !named.is_empty() {
                 let has_state_api = !config["parameters"]["state_api"].is_null();

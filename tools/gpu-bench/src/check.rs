@@ -261,8 +261,8 @@ const CHUNK: usize = 64 << 20;
 const CHUNKS: usize = 65;
 const WHOLE: usize = CHUNK * CHUNKS;
 
-/// Moves a row of more than 4 GiB to an address that is `shift` bytes off, so that the kernel moves units of 16 bytes or
-/// of one.
+/// Moves a row of more than 4 GiB to an address that is `shift` bytes off, so that the kernel moves units of 16 bytes
+/// or of one.
 fn large_row(device: &Arc<Device>, shift: usize) -> Result<Finding, DeviceError> {
     let check = if shift == 0 { "one row of more than 4 GiB" } else { "one row of more than 4 GiB, byte by byte" };
     let buffers = device.allocate(WHOLE).and_then(|from| Ok((from, device.allocate(WHOLE + shift)?)));
@@ -313,7 +313,8 @@ pub fn fault(gpu: i32) -> Result<bool, DeviceError> {
     let nowhere = 16;
     // SAFETY: none: this is the fault that is looked for, and the process ends after it. The source lives until then.
     unsafe { queue.put(&Part::whole(16), StorageType::Exact, row.address(), nowhere) };
-    // After it, the driver refuses everything that the process asks of the GPU, so each must say that only a restart helps.
+    // After it, the driver refuses everything that the process asks of the GPU, so each must say that only a restart
+    // helps.
     let attempts = [
         ("the wait for a write to an address that is not allocated", queue.synchronise().err()),
         ("the next wait of the same stream", queue.synchronise().err()),

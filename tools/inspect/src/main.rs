@@ -19,8 +19,8 @@ use triton_stateful::inspect::{
 #[derive(Parser)]
 #[command(version = triton_stateful::VERSION)]
 struct Arguments {
-    /// The model; or a folder of graphs that run one after the other: without the parameter join, it is shown which known
-    /// family they are, and how to join them
+    /// The model; or a folder of graphs that run one after the other: without the parameter join, it is shown which
+    /// known family they are, and how to join them
     model: PathBuf,
     /// A config.pbtxt to begin with. The files that it names are looked for beside it, as a server does
     #[arg(short, long, value_name = "FILE")]

@@ -30,8 +30,8 @@ pub fn is_batch_name(symbol: &str) -> bool {
     USUAL_SYMBOLS.contains(&symbol.to_lowercase().as_str())
 }
 
-/// Whether tf2onnx made up this name. It gives each open dimension of each tensor another one, so such a name doesn't tell
-/// which dimensions are the same.
+/// Whether tf2onnx made up this name. It gives each open dimension of each tensor another one, so such a name doesn't
+/// tell which dimensions are the same.
 pub fn is_made_up(symbol: &str) -> bool {
     let number = symbol.strip_prefix("unk__").unwrap_or_default();
     !number.is_empty() && number.chars().all(|letter| letter.is_ascii_digit())
@@ -48,7 +48,8 @@ pub fn rows(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Result<HashMa
     follow(graph, opset, axes).places()
 }
 
-/// As [`rows`], where each other open dimension has a prime length of its own. Dimensions with one name have one length.
+/// As [`rows`], where each other open dimension has a prime length of its own. Dimensions with one name have one
+/// length.
 pub fn rows_of_odd_lengths(
     graph: &GraphProto,
     opset: i64,
@@ -136,8 +137,8 @@ fn of_rows(refusal: Refusal) -> Refusal {
     Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 
-/// Puts the batch into the first node that needs it, and into each later `Reshape` that doesn't depend on an edited one.
-/// `done` has the nodes that are right as they are.
+/// Puts the batch into the first node that needs it, and into each later `Reshape` that doesn't depend on an edited
+/// one. `done` has the nodes that are right as they are.
 pub fn edit(
     graph: &GraphProto,
     followed: &Followed,
@@ -151,8 +152,8 @@ pub fn edit(
     // Tensors whose shapes an edit may change.
     let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
-        // The shapes after an edited node in the graph are still those from before the edit, so such nodes wait for the next
-        // turn.
+        // The shapes after an edited node in the graph are still those from before the edit, so such nodes wait for the
+        // next turn.
         let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
         let place = node.input_at(0).and_then(|input| followed.places.get(input));
         if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
@@ -205,8 +206,8 @@ fn wanted_axis(reader: &NodeProto, followed: &Followed) -> Option<usize> {
     (indices.len() - 1 + layout.axis).checked_sub(depth)
 }
 
-/// Replaces a `ScatterND` whose indices name the only row. It puts a block between two parts that stay, so a join of the three
-/// does the same without indices.
+/// Replaces a `ScatterND` whose indices name the only row. It puts a block between two parts that stay, so a join of
+/// the three does the same without indices.
 fn joined_block(
     graph: &GraphProto,
     index: usize,
@@ -350,7 +351,8 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
     if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
         return None;
     }
-    // The batch must stay where it is among the elements, so its new axis is followed by as many elements as the old one.
+    // The batch must stay where it is among the elements, so its new axis is followed by as many elements as the old
+    // one.
     let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
     let mut suffix = 1;
     let mut places: Vec<(usize, i64)> = Vec::new();

@@ -253,8 +253,8 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Adds the samples of the state and, in front of a sequence's first samples, what is there. The state has any length,
-    /// and none at the beginning.
+    /// Adds the samples of the state and, in front of a sequence's first samples, what is there. The state has any
+    /// length, and none at the beginning.
     pub fn join(builder: &mut Builder, audio: &str, beginning: Beginning) -> &'static str {
         builder.input(CACHE, "batch kept");
         let joined = if beginning == Beginning::Nothing { BUFFER } else { "joined" };
@@ -267,7 +267,8 @@ impl Framing {
         BUFFER
     }
 
-    /// Keeps the samples from where the next frame begins. Each frame in `signal` begins as far from its start as in `buffer`.
+    /// Keeps the samples from where the next frame begins. Each frame in `signal` begins as far from its start as in
+    /// `buffer`.
     pub fn keep(self, builder: &mut Builder, buffer: &str) {
         let hop = builder.ints("hop", &[self.hop as i64]);
         let end = builder.ints("end", &[END]);
@@ -380,8 +381,8 @@ impl Window {
 
 /// The turns of a Fourier transform: the real and the imaginary part of `exp(-2πi · at / length)`.
 fn turns(length: usize) -> Vec<(f64, f64)> {
-    // The sine of a half turn is 0, but no floating-point number is exactly π. A bin without an imaginary part must not get a
-    // small one.
+    // The sine of a half turn is 0, but no floating-point number is exactly π. A bin without an imaginary part must not
+    // get a small one.
     let exact = |value: f64| if value.abs() < 1e-15 { 0.0 } else { value };
     let angle = |at: usize| TAU * at as f64 / length as f64;
     (0..length).map(|at| (exact(angle(at).cos()), exact(-angle(at).sin()))).collect()
@@ -396,14 +397,14 @@ pub fn add_spectrum(
     spectrum: &str,
 ) {
     let matrix = transform(window, length, bins);
-    // A MatMul takes a third of the time of DFT or STFT in ONNX Runtime on a CPU (512 samples; half for a single frame), and
-    // the backend knows how it treats the rows of a batch.
+    // A MatMul takes a third of the time of DFT or STFT in ONNX Runtime on a CPU (512 samples; half for a single
+    // frame), and the backend knows how it treats the rows of a batch.
     let matrix = builder.floats("windowed_fourier_transform", &[window.len(), 2 * bins], &matrix);
     builder.node("MatMul", &[frames, &matrix], spectrum);
 }
 
-/// The matrix of the Fourier transform of windowed frames. It has a row for each sample, with the real parts of the bins and
-/// then their imaginary parts. A frame that is shorter than `length` is followed by zeros.
+/// The matrix of the Fourier transform of windowed frames. It has a row for each sample, with the real parts of the
+/// bins and then their imaginary parts. A frame that is shorter than `length` is followed by zeros.
 fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
     let turns = turns(length);
     let row = |(at, weight): (usize, &f64)| {
@@ -415,8 +416,8 @@ fn transform(window: &[f64], length: usize, bins: usize) -> Vec<f64> {
     window.iter().enumerate().flat_map(row).collect()
 }
 
-/// The inverse for real samples: a row for the real part of each bin, then one for each imaginary part. Samples have the
-/// `weights`, and zeros follow them up to `width`.
+/// The inverse for real samples: a row for the real part of each bin, then one for each imaginary part. Samples have
+/// the `weights`, and zeros follow them up to `width`.
 pub fn inverse(weights: &[f64], width: usize) -> Vec<f64> {
     let length = weights.len();
     let bins = length / 2 + 1;

@@ -117,8 +117,8 @@ pub fn nemo(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     check(options, &bank)?;
     let mut graph = Builder::new("mel_nemo");
     let audio = bank.scaled(&mut graph);
-    // A frame has its number of hops in its middle, so the first one begins in front of the recording. The pre-emphasis of its
-    // first sample needs one more.
+    // A frame has its number of hops in its middle, so the first one begins in front of the recording. The pre-emphasis
+    // of its first sample needs one more.
     let beginning = Beginning::Zeros(bank.framing.frame / 2 + 1);
     let buffer = if bank.has_state { Framing::join(&mut graph, audio, beginning) } else { audio };
     let signal = emphasized(&mut graph, buffer, bank.preemphasis);

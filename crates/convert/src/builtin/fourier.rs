@@ -173,8 +173,8 @@ pub fn overlap_add(options: &mut Options) -> Result<ModelProto, BuiltinError> {
     Ok(graph.model(options.described()))
 }
 
-/// Real and imaginary parts of a spectrum that is an input: `parts`, `[batch, frames, 2 · bins]`. A mask, one more input, is
-/// multiplied with magnitudes.
+/// Real and imaginary parts of a spectrum that is an input: `parts`, `[batch, frames, 2 · bins]`. A mask, one more
+/// input, is multiplied with magnitudes.
 fn parts(graph: &mut Builder, layout: Layout, bins: usize, has_mask: bool) {
     let by_frames = format!("batch frames {bins}");
     match layout {
@@ -210,7 +210,8 @@ fn polar(graph: &mut Builder, bins: i64) {
     graph.node("Mul", &["imaginary", "imaginary"], "imaginary_squares");
     graph.node("Add", &["real_squares", "imaginary_squares"], "power");
     graph.node("Sqrt", &["power"], "magnitude");
-    // ONNX has no atan2: the arctangent is right where the real part is positive, and half a turn away where it is negative.
+    // ONNX has no atan2: the arctangent is right where the real part is positive, and half a turn away where it is
+    // negative.
     use std::f64::consts::{FRAC_PI_2, PI};
     let constants = [("zero", 0.0), ("unit", 1.0), ("half_turn", PI), ("half_turn_back", -PI), ("quarter", FRAC_PI_2)];
     let [zero, unit, half_turn, half_turn_back, quarter] = constants.map(|(name, value)| graph.float(name, value));
@@ -228,7 +229,8 @@ fn polar(graph: &mut Builder, bins: i64) {
     graph.node("Where", &["is_upright", "upright_angle", "angle"], "phase");
 }
 
-/// Adds up frames, `[batch, frames, hops · hop]`, where they overlap. The sums that later frames still add to are a state.
+/// Adds up frames, `[batch, frames, hops · hop]`, where they overlap. The sums that later frames still add to are a
+/// state.
 fn add_overlap(graph: &mut Builder, frames: &str, hops: i64, hop: i64) {
     graph.input(OVERLAP, &format!("batch {} {hop}", hops - 1));
     graph.length(1, frames, "frame_count");

@@ -1,9 +1,9 @@
-//! Built-in graphs: what stands in front of models of speech, and behind them. Each is an ordinary ONNX graph of opset 17
-//! whose states are inputs and outputs, with names that the backend pairs. Its rows are independent of each other.
+//! Built-in graphs: what stands in front of models of speech, and behind them. Each is an ordinary ONNX graph of opset
+//! 17 whose states are inputs and outputs, with names that the backend pairs. Its rows are independent of each other.
 //!
-//! What a chunk gives doesn't depend on where chunks are cut: `fbank:kaldi` and `mel:nemo` keep the samples of frames that
-//! aren't complete, in a state of varying length, and take chunks of any length. `stft` and `istft` have states of fixed
-//! length, as the denoisers that they are for, so `stft` takes multiples of the hop.
+//! What a chunk gives doesn't depend on where chunks are cut: `fbank:kaldi` and `mel:nemo` keep the samples of frames
+//! that aren't complete, in a state of varying length, and take chunks of any length. `stft` and `istft` have states of
+//! fixed length, as the denoisers that they are for, so `stft` takes multiples of the hop.
 
 mod common;
 mod fbank;

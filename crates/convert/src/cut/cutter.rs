@@ -118,7 +118,8 @@ impl Cutter<'_> {
         Ok(ends)
     }
 
-    /// Pairs each input at which a recurrence starts with the output that gives its last state, or with OUTPUT if none does.
+    /// Pairs each input at which a recurrence starts with the output that gives its last state, or with OUTPUT if none
+    /// does.
     pub fn given_states(&self) -> Vec<StatePair> {
         let mut given: Vec<StatePair> = Vec::new();
         for cut in &self.analysis.found.cuts {
@@ -157,8 +158,8 @@ impl Cutter<'_> {
         self.original.output.iter().any(|output| output.name() == name).then_some(name)
     }
 
-    /// Gives the batch a dimension of its own in the dims of a state. The rows of a layer may be the batch times another axis,
-    /// such as frequencies.
+    /// Gives the batch a dimension of its own in the dims of a state. The rows of a layer may be the batch times
+    /// another axis, such as frequencies.
     pub fn split(&self, node: &NodeProto, dims: &[Dim]) -> Result<Vec<Dim>> {
         let (Some(batch), Some(axis)) = (&self.analysis.batch, dims.iter().position(|dim| *dim == Dim::Open)) else {
             return Ok(dims.to_vec());

@@ -1,7 +1,8 @@
-//! Lengths of rows (`sequence_lens`) that requests say. A row may be shorter than its request, and go on in a later one.
+//! Lengths of rows (`sequence_lens`) that requests say. A row may be shorter than its request, and go on in a later
+//! one.
 //!
-//! Rules: a new state must leave out the padding of shorter rows, so it must belong to a layer with the same lengths. The
-//! model must keep the order of the rows, because states stay in the order of the sequences.
+//! Rules: a new state must leave out the padding of shorter rows, so it must belong to a layer with the same lengths.
+//! The model must keep the order of the rows, because states stay in the order of the sequences.
 
 use std::collections::{HashMap, HashSet};
 
@@ -79,8 +80,8 @@ pub fn limits_to_steps(node: &NodeProto, analysis: &Analysis, content: &Content)
     node.op() == "Min" && node.input.iter().filter(|name| !is_of_requests(name)).all(|name| analysis.is_length(name))
 }
 
-/// Refuses other readers of lengths of rows than layers: they would get the lengths of a request, and not those of the whole
-/// input. `cut` is the graph with states, in which the sorts of rows are gone.
+/// Refuses other readers of lengths of rows than layers: they would get the lengths of a request, and not those of the
+/// whole input. `cut` is the graph with states, in which the sorts of rows are gone.
 pub fn check_readers(graph: &GraphProto, cut: &GraphProto, analysis: &Analysis, content: &Content) -> Result<()> {
     let layers = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
     let mut lengths: HashSet<String> =
@@ -158,9 +159,9 @@ impl Cutter<'_> {
         Ok(Some(is_empty_row))
     }
 
-    /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
-    /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths that
-    /// are made by a node which may put the rows in another order.
+    /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order
+    /// of the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths
+    /// that are made by a node which may put the rows in another order.
     pub fn remove_sorts_of_rows(&mut self, layer: &NodeProto) -> Result<()> {
         let mut open: Vec<String> = layer.input_at(4).map(str::to_owned).into_iter().collect();
         let mut seen = HashSet::new();

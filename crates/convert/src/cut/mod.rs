@@ -141,7 +141,8 @@ impl Cutter<'_> {
             self.graph.node.push(join);
             let spatial = dims.len() - 2;
             let mut pads = node.ints("pads").map_or_else(|| vec![0; 2 * spatial], <[i64]>::to_vec);
-            // Padding of a transposed convolution cuts its output: here the kept frames, and what later steps will add to.
+            // Padding of a transposed convolution cuts its output: here the kept frames, and what later steps will add
+            // to.
             let of_time = if node.op() == "ConvTranspose" { frames } else { 0 };
             pads[axis - 2] = of_time;
             pads[axis - 2 + spatial] = of_time;

@@ -17,7 +17,8 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim};
 use tensor::{Tensor, axis_of};
 
-// The most tensors that are followed through the turns of all loops together. Without a limit, loops in loops would take hours.
+// The most tensors that are followed through the turns of all loops together. Without a limit, loops in loops would
+// take hours.
 const MOST_FOLLOWED: usize = 1 << 18;
 // A loop that turns more often is not followed: each turn takes as long as the graph inside it.
 const MOST_TURNS: i64 = 1000;

@@ -1,7 +1,7 @@
 //! One graph from several: wires between them take the place of requests, and states stay states.
 //!
-//! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later graph
-//! makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
+//! Rules: each tensor is named `graph.tensor`, so names never meet; the graphs keep their order, so a wire to a later
+//! graph makes no circle, and a wire to an earlier one is a state. Not for: running anything (`verify`).
 
 mod opsets;
 mod part;
@@ -241,8 +241,8 @@ fn names(parts: &[Read], links: &[Link], contexts: &[Context]) -> Result<Vec<Nam
     Ok(all)
 }
 
-/// The batch that a wire fixes: one of its ends takes or gives so many rows only, and the other leaves them open. All graphs
-/// have the same rows, so the joined model has them.
+/// The batch that a wire fixes: one of its ends takes or gives so many rows only, and the other leaves them open. All
+/// graphs have the same rows, so the joined model has them.
 fn fixed_batch(parts: &[Read], links: &[Link]) -> Result<Option<i64>> {
     for link in links {
         let (given, taken) = (link.source(parts)?.dims(), link.target(parts)?.dims());
@@ -285,8 +285,8 @@ fn plan(
     Ok(plan)
 }
 
-/// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of the
-/// search.
+/// The outputs of the joined graph: ends of states, those that nothing takes, those that the caller wants, and those of
+/// the search.
 fn outputs(
     parts: &[Read],
     links: &[Link],

@@ -1,7 +1,7 @@
 //! Raises the version of ONNX's operators that a graph uses, because all graphs of a model have one.
 //!
-//! [`CHANGES`] lists the operators whose nodes can't stay as they are, from version 7 on. All other changes of ONNX leave the
-//! meaning of a node as it was: they add types, attributes with a default, or optional inputs.
+//! [`CHANGES`] lists the operators whose nodes can't stay as they are, from version 7 on. All other changes of ONNX
+//! leave the meaning of a node as it was: they add types, attributes with a default, or optional inputs.
 
 use crate::graph::Names;
 use crate::onnx::schema::{FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};

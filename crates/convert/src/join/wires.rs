@@ -106,8 +106,8 @@ pub fn find<'a>(
     })
 }
 
-/// The links of these wires and of equal names, and the states between graphs: wires back to an earlier graph. A wire to an
-/// input of its own graph becomes a state of the graph.
+/// The links of these wires and of equal names, and the states between graphs: wires back to an earlier graph. A wire
+/// to an input of its own graph becomes a state of the graph.
 pub fn resolved(parts: &mut [Read], wires: &[Wire]) -> Result<(Vec<Link>, Vec<StatePair>)> {
     let (mut links, mut states): (Vec<Link>, Vec<StatePair>) = (Vec::new(), Vec::new());
     let mut taken: Vec<End> = Vec::new();
@@ -218,7 +218,8 @@ impl Link {
         contexts.iter().find(|context| context.input == name)
     }
 
-    /// Plans the context of the input that it leads to. Its names are those before the renaming of the graph that gives it.
+    /// Plans the context of the input that it leads to. Its names are those before the renaming of the graph that gives
+    /// it.
     pub fn planned_context(&self, context: &Context, parts: &[Read], names: &[Names]) -> Result<PlannedContext> {
         let (source, target) = (self.source(parts)?, self.target(parts)?);
         let (given, taken) = (source.dims().unwrap_or_default(), target.dims().unwrap_or_default());

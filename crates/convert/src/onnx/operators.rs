@@ -1,7 +1,7 @@
 //! The operators that the converter knows, in groups that follow the same rules.
 //!
-//! To add an operator, add its name to its group. The compiler names the places where a new rule is missing: [`ShapeRule`]
-//! is followed in `infer`, [`StepsRule`] in `time`.
+//! To add an operator, add its name to its group. The compiler names the places where a new rule is missing:
+//! [`ShapeRule`] is followed in `infer`, [`StepsRule`] in `time`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -155,7 +155,8 @@ impl StepsRule {
 pub const SCALES_AT_RUN_TIME: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
 pub fn find(name: &str) -> Option<&'static Operator> {
-    // Rules are looked up several times for each node and each number of steps, so a walk through the groups would be slow.
+    // Rules are looked up several times for each node and each number of steps, so a walk through the groups would be
+    // slow.
     static BY_NAME: LazyLock<HashMap<&str, Operator>> = LazyLock::new(|| {
         let named = |&(names, domain, least_inputs, shape, steps): &Group| {
             names.split(' ').map(move |name| (name, Operator { domain, least_inputs, shape, steps }))

@@ -125,8 +125,8 @@ pub fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<
 }
 
 impl Tracker<'_> {
-    /// Refuses a loop that doesn't turn once for each step. `recurrence` is the loop's index if it has a state: it is noted
-    /// as a recurrence unless it is known to turn another number of times.
+    /// Refuses a loop that doesn't turn once for each step. `recurrence` is the loop's index if it has a state: it is
+    /// noted as a recurrence unless it is known to turn another number of times.
     pub fn check_turns(&mut self, node: &NodeProto, len: i64, recurrence: Option<usize>) -> Result<()> {
         let of = |shapes: &Shapes| turns(shapes, node, &shapes.inputs(node), self.opset);
         let far = of(self.far);

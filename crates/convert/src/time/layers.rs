@@ -1,5 +1,5 @@
-//! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`, `RNN` and
-//! their like.
+//! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`,
+//! `RNN` and their like.
 
 use super::tracker::{
     CHECKER, Cut, FAR_OVER_SHORT, Hint, LONG_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT,
@@ -278,8 +278,8 @@ pub fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: 
 }
 
 impl Tracker<'_> {
-    /// Names the `Reshape` before a layer. With a batch of 1, exporters write one where a `Transpose` would bring other batches
-    /// into the same order.
+    /// Names the `Reshape` before a layer. With a batch of 1, exporters write one where a `Transpose` would bring other
+    /// batches into the same order.
     fn by_reshape(&self, node: &NodeProto) -> String {
         let producer = self.producers.get(node.input[0].as_str()).map(|&index| &self.graph.node[index]);
         let reshape = producer.filter(|producer| producer.op() == "Reshape");

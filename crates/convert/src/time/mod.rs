@@ -48,7 +48,8 @@ impl<'a> Tracker<'a> {
                     self.sized.insert(name.clone());
                 }
                 if place == Place::Free {
-                    // Asked now, while all sources have answers, so that no later question goes back through many nodes.
+                    // Asked now, while all sources have answers, so that no later question goes back through many
+                    // nodes.
                     let rank = self.dims(name).map_or(0, <[i64]>::len);
                     (0..rank).for_each(|axis| _ = self.is_steady(name, Some(axis)));
                 }
@@ -73,7 +74,8 @@ impl<'a> Tracker<'a> {
         Refusals::new(std::mem::take(&mut self.refused)).map_or(Ok(()), Err)
     }
 
-    /// Refuses an output of the graph that isn't the steps alone, or that has no steps and depends on how many there are.
+    /// Refuses an output of the graph that isn't the steps alone, or that has no steps and depends on how many there
+    /// are.
     pub fn check_outputs(&self) -> Result<()> {
         for name in self.graph.output.iter().map(ValueInfoProto::name) {
             let why = match self.place(name) {
@@ -115,8 +117,8 @@ impl<'a> Tracker<'a> {
         Ok(places)
     }
 
-    /// Guesses where an output of a refused node has the steps, so that later nodes can be checked: on the only axis that has
-    /// their length.
+    /// Guesses where an output of a refused node has the steps, so that later nodes can be checked: on the only axis
+    /// that has their length.
     fn likely_place(&self, name: &str) -> Place {
         let (Some(short), Some(long)) = (self.short.dims(name), self.long.dims(name)) else { return Place::Free };
         let mut axes = (0..short.len()).filter(|&axis| long.get(axis).is_some_and(|&long| long != short[axis]));
@@ -396,8 +398,8 @@ impl<'a> Tracker<'a> {
     }
 }
 
-/// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
-/// first 100.
+/// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of
+/// the first 100.
 pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<()> {
     for node in &graph.node {
         for name in node.named_outputs() {

@@ -1,5 +1,6 @@
-//! What each operator does to steps: the rule of each, and the rules of those that combine elements, and must not combine
-//! those of different steps: element-wise operators, matrix products, reductions, normalization and quantization.
+//! What each operator does to steps: the rule of each, and the rules of those that combine elements, and must not
+//! combine those of different steps: element-wise operators, matrix products, reductions, normalization and
+//! quantization.
 
 use super::tracker::{
     ATTENTION, CHECKER, Hint, Layout, NORMALIZES, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first,

@@ -88,8 +88,8 @@ impl<'a> Tracker<'a> {
         self.dims(name).map(<[i64]>::len).ok_or_else(unknown)
     }
 
-    /// Whether a tensor without steps has the same entry for each step, however many there are. `axis` is the axis that meets
-    /// the steps, if the tensor has one.
+    /// Whether a tensor without steps has the same entry for each step, however many there are. `axis` is the axis that
+    /// meets the steps, if the tensor has one.
     pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
         let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
         // An axis of 1 has one entry for all steps.
@@ -138,8 +138,8 @@ impl<'a> Tracker<'a> {
         self.sources_are_steady(name, axis).unwrap_or(false)
     }
 
-    /// Whether every source of a tensor is steady, if its operator repeats, moves or joins elements, or treats them one by one.
-    /// `None` for any other operator.
+    /// Whether every source of a tensor is steady, if its operator repeats, moves or joins elements, or treats them one
+    /// by one. `None` for any other operator.
     fn sources_are_steady(&self, name: &str, axis: usize) -> Option<bool> {
         let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
         let rank = self.dims(name)?.len();
@@ -296,8 +296,8 @@ pub enum Cut {
         node: usize,
         carried: Vec<usize>,
     },
-    /// Padding in front of the steps. In its place, the next run gets the last `frames` steps of the node's first input. A
-    /// `Pad` also leaves out the last `cropped` steps.
+    /// Padding in front of the steps. In its place, the next run gets the last `frames` steps of the node's first
+    /// input. A `Pad` also leaves out the last `cropped` steps.
     Frames {
         node: usize,
         axis: usize,
@@ -350,7 +350,8 @@ pub struct Found {
     pub quantized: Vec<String>,
     /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
     pub reached: usize,
-    /// Nodes that pass a state from step to step, also refused ones, unless they start at a state that the model has already.
+    /// Nodes that pass a state from step to step, also refused ones, unless they start at a state that the model has
+    /// already.
     pub recurrences: Vec<usize>,
     pub goes_on: bool,
     /// The first node in the way. All that is found after it rests on guesses.

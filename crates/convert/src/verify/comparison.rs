@@ -11,18 +11,19 @@ use crate::report::{Report, Role, StartsAt, StepInput};
 const TOLERANCE: f64 = 1e-4;
 /// The same where a scale of quantization depends on the length of a request.
 const QUANTIZED_TOLERANCE: f64 = 0.1;
-/// A difference that may be rounding, however small the answers are: a sum of numbers around 1 rounds its last four bits.
+/// A difference that may be rounding, however small the answers are: a sum of numbers around 1 rounds its last four
+/// bits.
 const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
 /// The same two limits where an output or a state is FLOAT16, which has 11 significant bits.
 const HALF_TOLERANCE: f64 = 1e-2;
 const HALF_ROUNDING: f64 = 2e-3;
 /// How many times as far BFLOAT16 rounds, which has 8 significant bits.
 const BRAIN_OVER_HALF: f64 = 8.0;
-/// How far large integers may be from the original's, because a number between two integers may be rounded to either. Small
-/// ones, such as classes, must be equal.
+/// How far large integers may be from the original's, because a number between two integers may be rounded to either.
+/// Small ones, such as classes, must be equal.
 const NEXT_INTEGER: f64 = 1.0;
-// Steps of a comparison, before strides. At least as many as the fewest that shapes are computed for, so that a limit below
-// those shows here. A multiple of 3, 4 and 5 but not of 7, so that some chunks leave a remainder.
+// Steps of a comparison, before strides. At least as many as the fewest that shapes are computed for, so that a limit
+// below those shows here. A multiple of 3, 4 and 5 but not of 7, so that some chunks leave a remainder.
 const STEPS: i64 = 60;
 pub const ROWS_TOGETHER: &str = "rows together and alone";
 

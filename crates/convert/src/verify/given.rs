@@ -95,8 +95,8 @@ fn axis_of_steps(report: &Report, input: &StepInput) -> Option<usize> {
     }
 }
 
-/// Splits recordings of one row into two rows, each with half of the steps. Answers with their number of steps. `None` if
-/// there are too few steps, or no recording has both a row and steps.
+/// Splits recordings of one row into two rows, each with half of the steps. Answers with their number of steps. `None`
+/// if there are too few steps, or no recording has both a row and steps.
 pub fn as_two_rows(recordings: &[Recording], report: &Report, steps: i64) -> Option<(Vec<Recording>, i64)> {
     // Both halves must be whole strides.
     let half = steps / 2 / report.steps_multiple * report.steps_multiple;
@@ -213,8 +213,8 @@ pub fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<us
     open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
 }
 
-/// Whether the backend lets a state's dimension vary, and starts it without elements, because no input of requests has a
-/// dimension of this name.
+/// Whether the backend lets a state's dimension vary, and starts it without elements, because no input of requests has
+/// a dimension of this name.
 pub fn varies(report: &Report, dim: &Dim) -> bool {
     let Dim::Symbol(name) = dim else { return false };
     let is_of_requests = || report.inputs.iter().any(|input| input.dims.contains(dim));

@@ -48,8 +48,8 @@ pub struct JoinedModels<'a> {
     pub amount: Amount,
 }
 
-/// Compares the joined model with its graphs: random chunks of one row and of several, one after the other, with the states
-/// that each of them gives. States are compared, too. An error says where they differ.
+/// Compares the joined model with its graphs: random chunks of one row and of several, one after the other, with the
+/// states that each of them gives. States are compared, too. An error says where they differ.
 pub fn verify_joined(
     environment: &Environment,
     models: &JoinedModels,

@@ -1,5 +1,6 @@
-//! Compares a converted model with its original in ONNX Runtime: chunks of several lengths with one run over everything, and
-//! rows together with rows alone. If rows have lengths, they are also shorter than their requests and continue in later ones.
+//! Compares a converted model with its original in ONNX Runtime: chunks of several lengths with one run over
+//! everything, and rows together with rows alone. If rows have lengths, they are also shorter than their requests and
+//! continue in later ones.
 
 mod comparison;
 mod given;
@@ -112,7 +113,8 @@ fn compare(environment: &Environment, models: &Models, report: &Report, given: &
 /// The steps of requests, before strides.
 const REQUESTS: [i64; 4] = [3, 2, 4, 2];
 
-/// How many steps of each request a row has. In the last request it has all, so that the last step belongs to every row.
+/// How many steps of each request a row has. In the last request it has all, so that the last step belongs to every
+/// row.
 const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
 
 type Row = Vec<Host>;
@@ -150,8 +152,8 @@ impl Comparison<'_> {
         self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
 
-    /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows have
-    /// no lengths, or can't be told apart.
+    /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows
+    /// have no lengths, or can't be told apart.
     fn rows_of_different_lengths(&mut self, inputs: &[Feed], total: i64) -> Result<Option<Compared>> {
         if !self.has_lengths() || self.fixed_steps().is_some() || !self.rows_can_be_told_apart(inputs) {
             return Ok(None);
@@ -178,8 +180,8 @@ impl Comparison<'_> {
         Ok(compared.collect::<Result<Vec<_>, _>>()?.into_iter().reduce(Compared::worse))
     }
 
-    /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other places
-    /// of the batch.
+    /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other
+    /// places of the batch.
     fn answers_of_rows(
         &mut self,
         inputs: &[Feed],

@@ -311,8 +311,8 @@ impl Host {
         Self::of(elem, dims, &vec![value; count])
     }
 
-    /// Lengths of rows: half of the steps, all, a third, and so on. With three rows, neither an ascending nor a descending
-    /// sort leaves them as they are. A single row has all steps.
+    /// Lengths of rows: half of the steps, all, a third, and so on. With three rows, neither an ascending nor a
+    /// descending sort leaves them as they are. A single row has all steps.
     pub fn lengths(elem: i32, dims: Vec<i64>, steps: i64, multiple: i64) -> Self {
         let rows = element_count(&dims);
         let length = |row: i64| match row % 3 {
@@ -426,12 +426,12 @@ fn host(value: &DynValue) -> Result<Host, String> {
     read.unwrap_or_else(|| Err(format!("{} can't be compared", value.dtype())))
 }
 
-// How often the time of a run is checked. One thread watches all runs of a comparison, because there may be thousands of short
-// ones.
+// How often the time of a run is checked. One thread watches all runs of a comparison, because there may be thousands
+// of short ones.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every later
-/// run with these options.
+/// The options of runs, and how long each run may take. A run that takes longer is ended with an error, and so is every
+/// later run with these options.
 struct RunLimit {
     limit: Duration,
     options: Arc<RunOptions>,

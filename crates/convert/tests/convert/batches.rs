@@ -102,8 +102,8 @@ fn a_state_of_a_length_of_its_own_starts_without_elements_in_the_comparison_too(
     assert!(error.contains("Gather") && error.contains("are its states these: <<<s, sn>>>?"), "{error}");
 }
 
-/// The node that brings rows together with another dimension, if the rows of `x` are along `axis` and those of the state
-/// `s` and of the output `y` in front.
+/// The node that brings rows together with another dimension, if the rows of `x` are along `axis` and those of the
+/// state `s` and of the output `y` in front.
 fn met(build: Build, axis: usize) -> Option<String> {
     let of_input = |input: &str, axis| InputAxis { input: input.to_owned(), axis };
     let output = OutputAxis { output: "y".to_owned(), axis: 0 };
@@ -173,8 +173,8 @@ fn of_several_axes_that_could_be_the_batch_one_can_be_named() {
     }
 }
 
-/// The forms of a published denoiser: caches of one row that a `ScatterND` writes, a transposed convolution, and a layer
-/// whose rows are the batch and frequencies.
+/// The forms of a published denoiser: caches of one row that a `ScatterND` writes, a transposed convolution, and a
+/// layer whose rows are the batch and frequencies.
 fn denoiser(tra_axes: &str) -> Build {
     let named = |name: &str, mut node: NodeProto| {
         node.name = Some(name.to_owned());

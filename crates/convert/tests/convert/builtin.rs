@@ -1,4 +1,5 @@
-//! Built-in graphs: any chunks give what the whole gives, and that is what Kaldi, NeMo and a plain Fourier transform give.
+//! Built-in graphs: any chunks give what the whole gives, and that is what Kaldi, NeMo and a plain Fourier transform
+//! give.
 
 use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};

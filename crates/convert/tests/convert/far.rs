@@ -13,8 +13,9 @@ fn make(op: &str, inputs: &str, outputs: &str) -> NodeProto {
     NodeProto { name, ..node(op, inputs, outputs) }
 }
 
-/// A GRU over `x [time, batch, 4]` whose answers are `h [time, batch, 3]`, and the last one `last [1, batch, 3]`. The number
-/// of steps is `steps`. From 100 of them on, `number` is 1 and `factor` is 1.0, before that 0. The nodes make `y`.
+/// A GRU over `x [time, batch, 4]` whose answers are `h [time, batch, 3]`, and the last one `last [1, batch, 3]`. The
+/// number of steps is `steps`. From 100 of them on, `number` is 1 and `factor` is 1.0, before that 0. The nodes make
+/// `y`.
 fn refused(nodes: Vec<NodeProto>) -> String {
     let cast = |to: &str, elem: i32| make("Cast", "is_long", to).with_int("to", elem.into());
     let all = [

@@ -1,4 +1,5 @@
-//! Lengths of rows (`sequence_lens`) that requests say: rows that are shorter than their request, and go on in a later one.
+//! Lengths of rows (`sequence_lens`) that requests say: rows that are shorter than their request, and go on in a later
+//! one.
 
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use stateful_convert::onnx::{DataType, read, write};

@@ -1,5 +1,5 @@
-//! Searches in joined graphs, compared with plain loops. The graphs have the signatures of published exports, and random
-//! weights.
+//! Searches in joined graphs, compared with plain loops. The graphs have the signatures of published exports, and
+//! random weights.
 
 use stateful_convert::join::{JoinOptions, Joined, Part, Search, join};
 use stateful_convert::onnx::schema::{NodeProto, ValueInfoProto};

@@ -203,8 +203,8 @@ fn rows_of_a_layer_that_are_of_the_batch_and_others_are_taken_apart_in_its_state
     }
 }
 
-/// As in dual-path denoisers: a layer over the frequencies of each step, which starts at zeros that the exporter writes, in
-/// front of a layer over the steps of each frequency.
+/// As in dual-path denoisers: a layer over the frequencies of each step, which starts at zeros that the exporter
+/// writes, in front of a layer over the steps of each frequency.
 #[test]
 fn rows_are_followed_through_a_layer_over_frequencies() {
     let mut build = at_each_frequency(&[1, 0, 2, 3], &[1, 0, 2, 3], "batch");

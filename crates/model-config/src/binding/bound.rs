@@ -113,8 +113,8 @@ pub enum GeneratedValue {
     Length(GrowingAxis),
     /// 1 for each element of a growing state, then 1 for each new element.
     Mask { state: GrowingAxis, new: NewLength },
-    /// Zeros and then ones, `length` elements in all. The number of ones is the counter's value, with the factor and the
-    /// addend.
+    /// Zeros and then ones, `length` elements in all. The number of ones is the counter's value, with the factor and
+    /// the addend.
     Last { counter: usize, length: usize },
 }
 
@@ -166,7 +166,8 @@ pub struct RequestInput {
     pub steps_multiple: Option<StepsMultiple>,
 }
 
-/// A request's length along an axis of the model must be a multiple of a number, because the model has a stride over time.
+/// A request's length along an axis of the model must be a multiple of a number, because the model has a stride over
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepsMultiple {
     pub axis: usize,
@@ -218,8 +219,8 @@ pub struct BoundContext {
     /// Steps along it.
     pub length: usize,
     pub first: FirstRequest,
-    /// Bytes that are kept: the steps, and one more byte if an absent context differs from zeros. That byte says whether the
-    /// context is there.
+    /// Bytes that are kept: the steps, and one more byte if an absent context differs from zeros. That byte says
+    /// whether the context is there.
     pub bytes: usize,
     /// Its number in the slot (`Binding::slot`).
     pub slot_entry: usize,
@@ -231,8 +232,8 @@ impl BoundContext {
         self.first != FirstRequest::Zeros
     }
 
-    /// The fewest steps that a request must carry, and the exact number, if it is known. `of_model`: the model's dimension.
-    /// Decoding has checked what is the same for all requests.
+    /// The fewest steps that a request must carry, and the exact number, if it is known. `of_model`: the model's
+    /// dimension. Decoding has checked what is the same for all requests.
     pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
         match (self.first, is_first) {
             (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
@@ -277,7 +278,8 @@ pub struct BoundWindow {
 }
 
 impl BoundWindow {
-    /// The number of elements that a window takes from requests. `is_first`: no window of the sequence has left a context.
+    /// The number of elements that a window takes from requests. `is_first`: no window of the sequence has left a
+    /// context.
     pub fn taken(&self, context: Option<BoundContext>, is_first: bool) -> usize {
         // With ':whole', the first window also takes the elements in the place where a later window has its context.
         self.length + context.map_or(0, |context| context.length - context.in_front(is_first))

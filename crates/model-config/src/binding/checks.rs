@@ -1,8 +1,8 @@
-//! What a bound model may get wrong without an error of ONNX Runtime, as far as the names of dimensions, the graph and the
-//! metadata can say: refusals, and warnings where only the user knows.
+//! What a bound model may get wrong without an error of ONNX Runtime, as far as the names of dimensions, the graph and
+//! the metadata can say: refusals, and warnings where only the user knows.
 //!
-//! - Tensors with different batches: where one tensor's batch is another's steps, sequences that share a run change each
-//!   other's answers.
+//! - Tensors with different batches: where one tensor's batch is another's steps, sequences that share a run change
+//!   each other's answers.
 //! - What a conversion says of the model: which multiple of steps a request must have for a stride over time, and which
 //!   states don't start at zero.
 //! - States about which the model's dims don't say enough.
@@ -75,9 +75,9 @@ impl Binding {
         found.map_or(Ok(()), Err)
     }
 
-    /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch, if the
-    /// graph then combines rows with that dimension. Such dims can be right, with the steps before the batch, or they can be a
-    /// mistake that gives the batch the length one. `model` reads the ONNX file.
+    /// Refuses dims that give a length to a dimension which the model leaves open, and mark another one as the batch,
+    /// if the graph then combines rows with that dimension. Such dims can be right, with the steps before the batch, or
+    /// they can be a mistake that gives the batch the length one. `model` reads the ONNX file.
     pub fn check_marked_batch<E: From<BindingError>>(
         &self,
         config: &Config,
@@ -133,8 +133,8 @@ impl Batched<'_> {
         Some(refusal(what, &self.line(usual)))
     }
 
-    /// This state has a name for the batch that neither requests have nor is usual. A name with a number may be one that
-    /// an exporter made up for each tensor; `Binding::warnings` says so.
+    /// This state has a name for the batch that neither requests have nor is usual. A name with a number may be one
+    /// that an exporter made up for each tensor; `Binding::warnings` says so.
     fn against_requests(&self, all: &[Self]) -> Option<BindingError> {
         let name = self.symbol();
         let is_word = !name.is_empty() && !is_batch_name(name) && !ends_with_digit(name);
@@ -224,8 +224,8 @@ impl Binding {
         Ok(())
     }
 
-    /// Says which inputs of requests could be cut into windows: those that have one length, and surely or probably count steps
-    /// of time. `None` if there are none.
+    /// Says which inputs of requests could be cut into windows: those that have one length, and surely or probably
+    /// count steps of time. `None` if there are none.
     pub fn could_be_cut(&self) -> Option<String> {
         let chunk = |(input, request): (&BoundInput, &RequestInput)| {
             let can_be =
@@ -349,8 +349,8 @@ impl Binding {
         empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
     }
 
-    /// The states that the model leaves open and with which a sequence starts without elements, and their dims; `None` if
-    /// there are none.
+    /// The states that the model leaves open and with which a sequence starts without elements, and their dims; `None`
+    /// if there are none.
     pub fn empty_starts(&self) -> Option<String> {
         let empty = self.states.iter().filter(|state| state.empty_axes().next().is_some());
         let described: Vec<_> = empty.map(|state| at_start(&self.inputs[state.input].name, state)).collect();

@@ -1,4 +1,5 @@
-//! Whether names, types and dims that are configured fit the model's, which dimension then is the batch, and what can be wrong.
+//! Whether names, types and dims that are configured fit the model's, which dimension then is the batch, and what can
+//! be wrong.
 
 use std::borrow::Borrow;
 
@@ -13,11 +14,11 @@ use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};
 pub enum ShapeForm {
     /// As in the model, with 1 for the batch axis, which is the first one. This is Triton's form.
     Plain,
-    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's batch
-    /// dimension before these dims, and responses do not. This is the form of NVIDIA's stateful_backend.
+    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
+    /// batch dimension before these dims, and responses do not. This is the form of NVIDIA's stateful_backend.
     BatchInside,
-    /// Requests and responses have one more dimension, which is 1. Either the model's tensor has no batch axis and Triton adds
-    /// a batch dimension, or the tensor is a scalar, which Triton doesn't have.
+    /// Requests and responses have one more dimension, which is 1. Either the model's tensor has no batch axis and
+    /// Triton adds a batch dimension, or the tensor is a scalar, which Triton doesn't have.
     Unbatched,
 }
 
@@ -39,8 +40,8 @@ pub(super) struct Listed<'a> {
 }
 
 impl Listed<'_> {
-    /// Checks the dims against `model`, which are the model's as `list` sees them. Returns the batch axis and the form of the
-    /// shape, or what is wrong.
+    /// Checks the dims against `model`, which are the model's as `list` sees them. Returns the batch axis and the form
+    /// of the shape, or what is wrong.
     pub fn match_dims(self, list: &str, model: &[i64]) -> Result<(Option<usize>, ShapeForm)> {
         let Self { config, tensor, info: TensorInfo { symbols, .. }, .. } = self;
         let error = |rule: &str| {
@@ -57,8 +58,8 @@ impl Listed<'_> {
                 error("with max_batch_size 0 they must be the same")
             };
         }
-        // The input has one value for all rows of a run. An output needs a value for each row; the caller knows the outputs
-        // that don't.
+        // The input has one value for all rows of a run. An output needs a value for each row; the caller knows the
+        // outputs that don't.
         if list == INPUT && tensor.dims == model && is_fixed {
             return Ok((None, ShapeForm::Unbatched));
         }
@@ -163,8 +164,8 @@ pub(super) fn batches(dim: i64, config: &Config) -> bool {
     dim < 0 || (dim == 1 && config.max_batch_size == 1)
 }
 
-/// The batch axis of a tensor with one element a row: `[batch]` or `[batch, 1]`. `None` if the tensor has more, or if rows
-/// that share a run could not each have one.
+/// The batch axis of a tensor with one element a row: `[batch]` or `[batch, 1]`. `None` if the tensor has more, or if
+/// rows that share a run could not each have one.
 pub(super) fn batch_of_elements(config: &Config, info: &TensorInfo) -> Option<Option<usize>> {
     let batch_axis = (config.is_batched() && !info.dims.is_empty()).then_some(0);
     let one_element = info.dims.iter().enumerate().all(|(axis, &dim)| dim <= 1 || Some(axis) == batch_axis);

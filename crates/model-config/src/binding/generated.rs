@@ -1,5 +1,5 @@
-//! Inputs that this backend fills with counters, lengths and masks: what they count, along which axis they have a value for
-//! each element, and the values of a row.
+//! Inputs that this backend fills with counters, lengths and masks: what they count, along which axis they have a value
+//! for each element, and the values of a row.
 
 use rows::tensor::{DataType, Gap};
 use stateful_convert::is_batch_name;
@@ -268,8 +268,8 @@ pub enum RowValues {
 }
 
 impl RowValues {
-    /// The values of a row. They follow from the counts of the sequence, and from the elements of growing states and of inputs.
-    /// `gap`: the padding in the padded states of the row.
+    /// The values of a row. They follow from the counts of the sequence, and from the elements of growing states and of
+    /// inputs. `gap`: the padding in the padded states of the row.
     pub fn new(
         generated: &Generated,
         states: &[BoundState],
@@ -310,8 +310,8 @@ impl RowValues {
         }
     }
 
-    /// Appends a row of an input of `row_bytes` bytes: the values, and zeros up to the `longest` row of the run. The same bytes
-    /// repeat for each index of the dimensions before the axis. The type can hold the values.
+    /// Appends a row of an input of `row_bytes` bytes: the values, and zeros up to the `longest` row of the run. The
+    /// same bytes repeat for each index of the dimensions before the axis. The type can hold the values.
     pub fn append_row(
         self,
         generated: &Generated,

@@ -1,8 +1,8 @@
-//! The value with which a state starts, as the configuration or the model gives it, and the elements of tensors, read from text
-//! and from NumPy's .npz files.
+//! The value with which a state starts, as the configuration or the model gives it, and the elements of tensors, read
+//! from text and from NumPy's .npz files.
 //!
-//! An array of a file must have the state's type; its shape is checked before its data is read. Its byte order and its order of
-//! elements may be any.
+//! An array of a file must have the state's type; its shape is checked before its data is read. Its byte order and its
+//! order of elements may be any.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -147,7 +147,8 @@ impl Value<'_> {
         content.map(|(dims, content)| Initial { dims, content }).map_err(|why| self.error(why))
     }
 
-    /// Numbers that are separated by a comma, spaces or line breaks, with or without the brackets of a list around them.
+    /// Numbers that are separated by a comma, spaces or line breaks, with or without the brackets of a list around
+    /// them.
     fn read_metadata(
         &self,
         dims: &[i64],

@@ -1,5 +1,5 @@
-//! What feeds each input of the model: requests, with contexts in front and padding behind, controls, constants and lengths.
-//! States and generated inputs are added to the same [`Feeds`].
+//! What feeds each input of the model: requests, with contexts in front and padding behind, controls, constants and
+//! lengths. States and generated inputs are added to the same [`Feeds`].
 
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
@@ -15,8 +15,8 @@ use crate::config::{
 };
 use crate::onnx::{Signature, TensorInfo, open_axes};
 
-/// The model's inputs, required ones first and then those with a default that the configuration names, and what feeds each
-/// so far.
+/// The model's inputs, required ones first and then those with a default that the configuration names, and what feeds
+/// each so far.
 pub(super) struct Feeds<'a> {
     signature: &'a Signature,
     infos: Vec<&'a TensorInfo>,

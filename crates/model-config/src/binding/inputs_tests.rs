@@ -1,4 +1,5 @@
-//! What feeds the model's inputs beside requests and states: controls and constants; and that exactly one thing feeds each.
+//! What feeds the model's inputs beside requests and states: controls and constants; and that exactly one thing feeds
+//! each.
 
 use rows::tensor::{DataType, Dims};
 use serde_json::{Value, json};

@@ -49,7 +49,8 @@ impl Binding {
         signature: &Signature,
         initial_sources: &InitialSources,
     ) -> Result<Self> {
-        // An entry for a tensor that is not listed would be ignored, because entries are looked up by the tensors' names.
+        // An entry for a tensor that is not listed would be ignored, because entries are looked up by the tensors'
+        // names.
         check_names(config, pairs)?;
         let mut feeds = Feeds::new(config, pairs, signature);
         let state_axes = |info: &TensorInfo| {
@@ -153,7 +154,8 @@ impl Binding {
         self.has_varying_states() && self.states.iter().filter(|state| !state.is_in_slot()).all(can_stay)
     }
 
-    /// Whether an output is read whatever requests ask for: as a state, as the lengths of another, or for the next step.
+    /// Whether an output is read whatever requests ask for: as a state, as the lengths of another, or for the next
+    /// step.
     pub fn is_needed(&self, output: usize) -> bool {
         let is_repeated = self.repeat.as_ref().is_some_and(|repeat| repeat.reads(output));
         let is_state = self.states.iter().any(|state| state.output == output);
@@ -284,8 +286,8 @@ impl InputSpec {
         !open_axes(&self.dims, self.batch_axis).is_empty()
     }
 
-    /// Whether it stays on the host, though the model runs on a device. Not an input with a batch: its rows may be in memory of
-    /// the GPU that clients share.
+    /// Whether it stays on the host, though the model runs on a device. Not an input with a batch: its rows may be in
+    /// memory of the GPU that clients share.
     pub fn is_left_on_host(&self, reads_on_host: Option<bool>) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
         let is_small = bytes.is_some_and(|bytes| bytes <= HOST_INPUT);

@@ -1,5 +1,5 @@
-//! Outputs that responses carry: how their shapes relate to the model's, how they have the steps of a request, and with rows of
-//! different lengths in one batch, which part of each output is a row's.
+//! Outputs that responses carry: how their shapes relate to the model's, how they have the steps of a request, and with
+//! rows of different lengths in one batch, which part of each output is a row's.
 
 use rows::tensor::{DataType, Dims};
 
@@ -74,8 +74,8 @@ fn response_output(listed: Listed, has_no_batch: bool) -> Result<BoundOutput> {
     })
 }
 
-/// Finds how an answer has the steps of its request in an output: along its only open dimension, else along one of their
-/// own. `matched` matches dims without that one.
+/// Finds how an answer has the steps of its request in an output: along its only open dimension, else along one of
+/// their own. `matched` matches dims without that one.
 fn match_steps(
     listed: Listed,
     matched: impl Fn(Listed) -> Result<(Option<usize>, ShapeForm)>,

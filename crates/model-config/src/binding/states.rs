@@ -1,5 +1,5 @@
-//! States: their batch axis, their dims, whether their two ends agree, and where they are kept. And of rows whose growing
-//! states have different lengths in one run: which states are padded, and which rows can share a run.
+//! States: their batch axis, their dims, whether their two ends agree, and where they are kept. And of rows whose
+//! growing states have different lengths in one run: which states are padded, and which rows can share a run.
 
 use rows::tensor::{DataType, PaddingSide, RowLayout, StorageType, element_count};
 
@@ -343,7 +343,8 @@ pub(super) fn bind_growing_padding(
         let (&[axis], Some(element_bytes)) = (&*open_axes(&state.dims, None), state.data_type.byte_size()) else {
             continue;
         };
-        // States that grow along a dimension of another name may have other lengths, and the mask does not describe those.
+        // States that grow along a dimension of another name may have other lengths, and the mask does not describe
+        // those.
         if symbol(state, axis) == wanted {
             state.padded_axis = Some(axis);
             padded.push(PaddedState { beside, axis, element_bytes });

@@ -1,5 +1,5 @@
-//! What makes a request take several steps: along which axis windows cut an input, which outputs of a step `repeat` gives to
-//! the next one, and how many steps a request may have.
+//! What makes a request take several steps: along which axis windows cut an input, which outputs of a step `repeat`
+//! gives to the next one, and how many steps a request may have.
 
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
@@ -160,8 +160,8 @@ fn does_not_fit(listed: Listed, written: &Window, context: usize, axes: &[usize]
     )
 }
 
-/// The most steps and answer bytes of a request. The default number of steps suits an hour of speech, and is lower if their
-/// outputs have many bytes.
+/// The most steps and answer bytes of a request. The default number of steps suits an hour of speech, and is lower if
+/// their outputs have many bytes.
 pub(super) fn bound_steps(config: &Config, inputs: &[BoundInput], outputs: &[BoundOutput]) -> Result<MostSteps> {
     if !config.windows.are_cut() && !config.repeat.is_any() {
         return Ok(MostSteps { steps: 1, answer_bytes: usize::MAX });

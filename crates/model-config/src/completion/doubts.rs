@@ -1,12 +1,13 @@
-//! Warnings and notes about configurations that are probably not what their user wants. Each is served as it is written.
+//! Warnings and notes about configurations that are probably not what their user wants. Each is served as it is
+//! written.
 //!
-//! - Mistakes: a misspelt control input, one whose name contradicts its kind or its values, and two initial values for one
-//!   state.
-//! - Inputs of requests that may be states: an output has their type and dims. Some of a model's states may have names that
-//!   say so, and others not. Then the model loads, but clients are asked for inputs that they do not have. What is found
-//!   here is not made a state. The warning has the line to write if it is one.
-//! - Inputs of requests that the backend can make instead, because their names and the names of their dims say exactly what
-//!   they are.
+//! - Mistakes: a misspelt control input, one whose name contradicts its kind or its values, and two initial values for
+//!   one state.
+//! - Inputs of requests that may be states: an output has their type and dims. Some of a model's states may have names
+//!   that say so, and others not. Then the model loads, but clients are asked for inputs that they do not have. What is
+//!   found here is not made a state. The warning has the line to write if it is one.
+//! - Inputs of requests that the backend can make instead, because their names and the names of their dims say exactly
+//!   what they are.
 
 use rows::tensor::Dims;
 use stateful_convert::names::{OF_ONE_NAME, is_never_state};
@@ -184,7 +185,8 @@ pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
-    // Starts with the last one, because models have their states after the inputs of requests and the outputs of responses.
+    // Starts with the last one, because models have their states after the inputs of requests and the outputs of
+    // responses.
     for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
         if let Some(index) = outputs.iter().rposition(|output| is_alike(output, input)) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });

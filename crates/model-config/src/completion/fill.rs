@@ -1,6 +1,6 @@
-//! Fills what a configuration lacks: the batch, the lists of tensors, and how sequences are scheduled. Which dimension of each
-//! tensor is the batch follows from the names and positions of open dimensions; where neither says it clearly, there are
-//! warnings.
+//! Fills what a configuration lacks: the batch, the lists of tensors, and how sequences are scheduled. Which dimension
+//! of each tensor is the batch follows from the names and positions of open dimensions; where neither says it clearly,
+//! there are warnings.
 
 use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
@@ -246,9 +246,9 @@ impl<'a> Known<'a> {
         !self.config.inputs.is_empty() || !self.config.outputs.is_empty()
     }
 
-    /// Warns that the batch was not found by a usual name. The warning is that each request has its own run, or it names the
-    /// position where the batch was found. The user confirms it by writing `max_batch_size`, or the position of the batch in
-    /// states. `filled` is the `max_batch_size` that was filled in.
+    /// Warns that the batch was not found by a usual name. The warning is that each request has its own run, or it
+    /// names the position where the batch was found. The user confirms it by writing `max_batch_size`, or the position
+    /// of the batch in states. `filled` is the `max_batch_size` that was filled in.
     pub fn batch_warning(&self, filled: Option<usize>) -> Option<String> {
         if self.config.max_batch_size > 0 {
             return None;
@@ -270,8 +270,8 @@ impl<'a> Known<'a> {
         if says_axis || self.lists_tensors() || symbol.is_some_and(is_batch_name) {
             return None;
         }
-        // If requests have a second open dimension, that one is the length, so the open dimension of a state is probably the
-        // batch.
+        // If requests have a second open dimension, that one is the length, so the open dimension of a state is
+        // probably the batch.
         let inputs = &self.signature.inputs;
         let have_lengths = inputs.iter().any(|info| self.is_of_requests(info) && open_axes(&info.dims, None).len() > 1);
         let doubtful = |info: &TensorInfo| {
@@ -315,9 +315,9 @@ impl<'a> Known<'a> {
         )
     }
 
-    /// Whether it is unclear that there is a batch, because the configuration doesn't mention it and its name is not a usual
-    /// one. A name is accepted if it is the only one that requests and states share, and if it follows an open dimension with
-    /// another name in requests, as in `[time, batch, features]`.
+    /// Whether it is unclear that there is a batch, because the configuration doesn't mention it and its name is not a
+    /// usual one. A name is accepted if it is the only one that requests and states share, and if it follows an open
+    /// dimension with another name in requests, as in `[time, batch, features]`.
     fn is_unclear_batch(&self) -> bool {
         let Some(symbol) = self.batch_symbol().filter(|_| !self.lists_tensors()) else { return false };
         let says_so = |state: &StateDims| {

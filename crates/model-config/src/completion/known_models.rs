@@ -1,8 +1,8 @@
-//! Models whose signatures are known, with the parameters that their users need, and families of graphs that run one after
-//! the other, with how `stateful-convert join` makes one model of them.
+//! Models whose signatures are known, with the parameters that their users need, and families of graphs that run one
+//! after the other, with how `stateful-convert join` makes one model of them.
 //!
-//! The tables are `assets/known-models.json` and `assets/known-families.json`. Nothing of them is filled in: a signature is no
-//! proof, and a wrong parameter changes answers silently.
+//! The tables are `assets/known-models.json` and `assets/known-families.json`. Nothing of them is filled in: a
+//! signature is no proof, and a wrong parameter changes answers silently.
 
 use std::collections::BTreeMap;
 
@@ -89,8 +89,8 @@ impl KnownModel {
         has_tensors(signature, &self.inputs, &self.outputs) && self.without.iter().all(lacks_input)
     }
 
-    /// Whether the model's dims leave room for the window and its context, if the parameter is `input_windows`. The context is
-    /// the one that is written, or else the one that users of the model need.
+    /// Whether the model's dims leave room for the window and its context, if the parameter is `input_windows`. The
+    /// context is the one that is written, or else the one that users of the model need.
     fn window_fits(&self, need: &Need, config: &PartialConfig, signature: &Signature) -> bool {
         let (Some(written), Some(info)) = (need.written(), signature.input(&need.input)) else { return false };
         let Some(window) = written.windows.of(&need.input) else { return true };
@@ -232,8 +232,8 @@ pub struct Family {
     pub family: String,
     /// The commands, one after the other. The last one joins.
     pub commands: Vec<String>,
-    /// The lines of config.pbtxt that join the graphs at load, and those that the graphs need. Without lines, the graphs have to
-    /// be changed first.
+    /// The lines of config.pbtxt that join the graphs at load, and those that the graphs need. Without lines, the
+    /// graphs have to be changed first.
     pub lines: Vec<String>,
     pub note: String,
 }

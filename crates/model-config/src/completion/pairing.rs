@@ -1,8 +1,9 @@
 //! Finds which inputs and outputs are the two ends of a state, by their names, or says why they can't be told.
 //!
-//! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are those
-//! that exporters give; `docs/models.md` lists them. Where names say nothing, as in models from Keras, [`by_shape`] proposes
-//! pairs. These become states only if the configuration confirms them with `state_pairs` `auto-by-shape`.
+//! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are
+//! those that exporters give; `docs/models.md` lists them. Where names say nothing, as in models from Keras,
+//! [`by_shape`] proposes pairs. These become states only if the configuration confirms them with `state_pairs`
+//! `auto-by-shape`.
 
 use rows::tensor::{DataType, Dims, element_count};
 use stateful_convert::names::{is_never_state, says_state, side_stem, strength_of_names};
@@ -181,8 +182,8 @@ pub fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInf
     strength_of_names(&input.name, &output.name)
 }
 
-/// Pairs each input with the output of the same type and dims. None if no two are alike; an error if more than one assignment
-/// fits, as it does if the data of requests is like a state.
+/// Pairs each input with the output of the same type and dims. None if no two are alike; an error if more than one
+/// assignment fits, as it does if the data of requests is like a state.
 fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, String> {
     let can_be_sent = |info: &&TensorInfo| !taken.otherwise.contains(&info.name.as_str()) && !is_number(info);
     let sent = signature.inputs.iter().find(can_be_sent);

@@ -1,12 +1,12 @@
 //! The model configuration, parsed once.
 //!
 //! [`PartialConfig`] is what the user wrote: it parses the JSON that Triton hands over ([`raw`]) and this backend's own
-//! `parameters` ([`parameters`]), and takes what completion adds. Then the [`Config`] contains it, and is all that the rest
-//! of the code sees. Every error names the field or parameter, the value that came and what is allowed.
+//! `parameters` ([`parameters`]), and takes what completion adds. Then the [`Config`] contains it, and is all that the
+//! rest of the code sees. Every error names the field or parameter, the value that came and what is allowed.
 //!
-//! To add a parameter: list its name in [`parameters`], read it where [`PartialConfig::resolve`] or [`PartialConfig::new`]
-//! reads its neighbours, and describe it in the reference of parameters. Not for: the ONNX model's signature
-//! ([`crate::binding`]).
+//! To add a parameter: list its name in [`parameters`], read it where [`PartialConfig::resolve`] or
+//! [`PartialConfig::new`] reads its neighbours, and describe it in the reference of parameters. Not for: the ONNX
+//! model's signature ([`crate::binding`]).
 
 #![allow(missing_docs, reason = "a name that says it all needs no sentence")]
 
@@ -137,8 +137,8 @@ impl PartialConfig {
             state_store,
             core_idle_limit,
             idle_limit: idle_limit + idle_margin(parameters, quiet)?,
-            // Core's queue empties within `quiet`, so by then core has seen no request of the sequence for its whole idle
-            // limit.
+            // Core's queue empties within `quiet`, so by then core has seen no request of the sequence for its whole
+            // idle limit.
             dropped_after: idle_limit + quiet,
             quiet,
             candidates: scheduling.candidates,

@@ -1,6 +1,6 @@
-//! The parts of the model: its file in a version directory and the conversion of that file at load, or the graphs that are
-//! joined at load. Also the options for ONNX Runtime: the parameters of [`SessionOptions`] have the names that Triton's
-//! onnxruntime backend gives them, so that a configuration works with both.
+//! The parts of the model: its file in a version directory and the conversion of that file at load, or the graphs that
+//! are joined at load. Also the options for ONNX Runtime: the parameters of [`SessionOptions`] have the names that
+//! Triton's onnxruntime backend gives them, so that a configuration works with both.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -84,8 +84,8 @@ pub struct Conversion {
     pub recurrences: Option<Vec<(String, usize)>>,
     /// `open_batch`: a batch of 1 is opened. The list contains axes of the batch.
     pub batch: Option<Vec<(String, usize)>>,
-    /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of convolutions
-    /// and pooling keeps its value.
+    /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of
+    /// convolutions and pooling keeps its value.
     pub zero_initial_states: bool,
 }
 
@@ -127,7 +127,8 @@ pub struct Join {
 }
 
 impl Join {
-    /// `model_file` and `states`: the settings of the configuration, which must not refer to another model than the joined one.
+    /// `model_file` and `states`: the settings of the configuration, which must not refer to another model than the
+    /// joined one.
     pub(super) fn new(
         parameters: &Parameters,
         model_file: Option<&(&'static str, String)>,
@@ -149,7 +150,8 @@ impl Join {
         let search = |text: &str| Search::parse(text).map_err(|why| bad(SEARCH, text, why));
         let wires = parameters.text(WIRES).map(read).transpose()?.unwrap_or_default();
         let search = parameters.text(SEARCH).map(search).transpose()?;
-        // Triton writes this name into a configuration that names no file. Any other name would be the file of one graph.
+        // Triton writes this name into a configuration that names no file. Any other name would be the file of one
+        // graph.
         if let Some((source, name)) = model_file.filter(|(_, name)| name != TRITONS_NAME) {
             return Err(field(*source, format!("'{name}'"), "'join' lists the files: leave it out"));
         }
@@ -227,8 +229,8 @@ impl SessionOptions {
         }
         let entries = parameters.passed_on(SESSION_PREFIX);
         let mem_arena = parameters.switch("enable_mem_arena", true)?;
-        // The onnxruntime backend has a thread per core. Small steps are faster with one, and batches and instances run in
-        // parallel anyway.
+        // The onnxruntime backend has a thread per core. Small steps are faster with one, and batches and instances run
+        // in parallel anyway.
         Ok(Self {
             intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
             inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),

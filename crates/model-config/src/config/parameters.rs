@@ -197,8 +197,8 @@ impl Parameters {
         self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
 
-    /// The assignments of a parameter: `name=value` or `name=[value, value]`, separated by spaces or commas. A name without a
-    /// value gets `alone`, if that is given. `read` converts each value, or says what is wrong.
+    /// The assignments of a parameter: `name=value` or `name=[value, value]`, separated by spaces or commas. A name
+    /// without a value gets `alone`, if that is given. `read` converts each value, or says what is wrong.
     pub fn assigned<T>(
         &self,
         name: &'static str,

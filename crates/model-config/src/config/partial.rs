@@ -227,8 +227,8 @@ impl PartialConfig {
         (*inputs, *outputs) = (take(&mut self.inputs, model_inputs), take(&mut self.outputs, model_outputs));
     }
 
-    /// Adds tensors of the State API to the document, and makes the inputs optional that a request may leave out: all if
-    /// there are such tensors, else those that sequences keep. Returns whether it changed anything.
+    /// Adds tensors of the State API to the document, and makes the inputs optional that a request may leave out: all
+    /// if there are such tensors, else those that sequences keep. Returns whether it changed anything.
     pub fn complete_state_api(&mut self, inputs: &[TensorConfig], outputs: &[TensorConfig]) -> bool {
         let before = self.document.clone();
         add_tensors(&mut self.document["input"], inputs);
@@ -283,7 +283,8 @@ impl PartialConfig {
         }
         if *oldest {
             self.is_own = false;
-            // Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs more.
+            // Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs
+            // more.
             let (idle_us_max, candidates_max) = (60_000_000, 1024);
             let batching = json!({
                 "max_sequence_idle_microseconds": idle_us_max,

@@ -1,4 +1,5 @@
-//! Triton's model configuration as JSON, field by field, as far as this backend reads it, and what can be wrong with it.
+//! Triton's model configuration as JSON, field by field, as far as this backend reads it, and what can be wrong with
+//! it.
 //!
 //! Triton prints protobuf field names, enums by name, and 64-bit integers as numbers or as strings depending on the
 //! field; [`Int`] reads both. Fields that are not named here are left to Triton.
@@ -17,8 +18,8 @@ pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
 /// Why a configuration is refused. The user who loads the model sees the texts.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    // A user can't cause this error, because Triton has already parsed the file. Either there is a bug here, or Triton has
-    // changed its format.
+    // A user can't cause this error, because Triton has already parsed the file. Either there is a bug here, or Triton
+    // has changed its format.
     #[error("the model configuration cannot be read: {0}")]
     Unreadable(#[from] serde_json::Error),
     #[error("parameter '{name}' is '{value}', but {allowed}")]

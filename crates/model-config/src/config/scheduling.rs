@@ -1,5 +1,5 @@
-//! A model's sequences: who schedules them, core (`sequence_batching`) or this backend, and by which rules; how many there is
-//! room for; and whether they outlive their server (`state_store`, `durability`).
+//! A model's sequences: who schedules them, core (`sequence_batching`) or this backend, and by which rules; how many
+//! there is room for; and whether they outlive their server (`state_store`, `durability`).
 
 use std::fmt;
 use std::time::Duration;
@@ -64,7 +64,8 @@ impl Scheduling {
         };
         let written = unsigned("sequence_batching.oldest.max_candidate_sequences", written)?;
         let delay_us = unsigned(&format!("sequence_batching.{name}.max_queue_delay_microseconds"), delay)?;
-        // Core gives each instance one slot per row of a batch; with `oldest`, only if `max_candidate_sequences` isn't written.
+        // Core gives each instance one slot per row of a batch; with `oldest`, only if `max_candidate_sequences` isn't
+        // written.
         let candidates = if written > 0 { written } else { max_batch_size.max(1) };
         Ok(Self { strategy, candidates, queue_delay: Duration::from_micros(delay_us as u64).min(YEAR) })
     }
@@ -177,7 +178,8 @@ impl OwnScheduling {
     }
 }
 
-/// The rule for this time between two scans, in minutes. With 0, there are no scans. `None` if no clock can count the time.
+/// The rule for this time between two scans, in minutes. With 0, there are no scans. `None` if no clock can count the
+/// time.
 pub fn scans(text: &str) -> Option<IdleRule> {
     let minutes: f64 = text.trim().parse().ok()?;
     let period = Duration::try_from_secs_f64(60.0 * minutes).ok()?;
@@ -357,8 +359,8 @@ pub struct StateStore {
     pub replicas: u32,
     /// A sequence that was not saved for this long is forgotten.
     pub ttl: Duration,
-    /// The most bytes of an answer that is kept for a client that sends its request again (`max_kept_answer_bytes`). Only with
-    /// [`Durability::Step`].
+    /// The most bytes of an answer that is kept for a client that sends its request again (`max_kept_answer_bytes`).
+    /// Only with [`Durability::Step`].
     pub kept_answer_bytes: usize,
     /// The model is not served if the store can't be reached when it is loaded (`require_state_store`).
     pub is_required: bool,

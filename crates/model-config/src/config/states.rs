@@ -158,7 +158,8 @@ impl States {
         Ok((self.union(&found)?, from))
     }
 
-    /// Takes the states of a converted model. `computes_initial`: the conversion made a model that computes where they start.
+    /// Takes the states of a converted model. `computes_initial`: the conversion made a model that computes where they
+    /// start.
     pub fn set_converted(&mut self, states: &[State], computes_initial: bool) -> Result<()> {
         if let Some(file) = self.initial_model.as_ref().filter(|_| computes_initial) {
             let rule = "the converted model computes where its states start: leave it out, or write \
@@ -325,8 +326,8 @@ pub struct InitialSources {
 }
 
 impl InitialSources {
-    /// Reads files in a model's folder `initial_state`. `files`: the name of each file, after the name of its state, which
-    /// errors show.
+    /// Reads files in a model's folder `initial_state`. `files`: the name of each file, after the name of its state,
+    /// which errors show.
     pub fn read<'a>(
         repository: &Path,
         files: impl Iterator<Item = (&'a str, &'a str)>,

@@ -1,6 +1,6 @@
-//! What the model gets of a request: elements in front of it (`input_context`), padding between rows of different lengths
-//! (`padded_inputs`), and steps: `input_windows`, for inputs that requests bring in any length and the model gets in windows
-//! of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
+//! What the model gets of a request: elements in front of it (`input_context`), padding between rows of different
+//! lengths (`padded_inputs`), and steps: `input_windows`, for inputs that requests bring in any length and the model
+//! gets in windows of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
 
 use std::fmt;
 
@@ -280,7 +280,8 @@ impl fmt::Display for Window {
 }
 
 impl Repeat {
-    /// Reads `<<<output, input>>>`, in the form of `state_pairs`. In `repeat_until`, `output` is short for `output=true`.
+    /// Reads `<<<output, input>>>`, in the form of `state_pairs`. In `repeat_until`, `output` is short for
+    /// `output=true`.
     pub(super) fn new(parameters: &Parameters) -> Result<Self> {
         const FEED_FORM: &str =
             "pairs '<<<output, input>>>' separated by spaces are expected, each name in one pair only";

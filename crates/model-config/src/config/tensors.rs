@@ -1,5 +1,5 @@
-//! The tensors that a configuration lists, those that this backend adds to them, and the inputs of the model that no request
-//! carries: controls, constants, and `generated_inputs`, which have counters, lengths and masks.
+//! The tensors that a configuration lists, those that this backend adds to them, and the inputs of the model that no
+//! request carries: controls, constants, and `generated_inputs`, which have counters, lengths and masks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -90,8 +90,8 @@ impl fmt::Display for ControlKind {
     }
 }
 
-// The values of a boolean control have no type here, because the model may take another one than the configuration names:
-// configurations for NVIDIA's stateful_backend write `int32_false_true` for a BOOL input.
+// The values of a boolean control have no type here, because the model may take another one than the configuration
+// names: configurations for NVIDIA's stateful_backend write `int32_false_true` for a BOOL input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FalseTrue {
     pub no: f64,
@@ -202,8 +202,8 @@ pub(super) fn constant_inputs(parameters: &Parameters) -> Result<Vec<(String, Ve
 pub struct GeneratedInput {
     pub input: String,
     pub kind: GeneratedKind,
-    /// Each number is multiplied with this, and `addend` is added; of [`GeneratedKind::Last`], the number of ones. A mask
-    /// has neither.
+    /// Each number is multiplied with this, and `addend` is added; of [`GeneratedKind::Last`], the number of ones. A
+    /// mask has neither.
     pub factor: i64,
     pub addend: i64,
     /// The entry's right side, for messages.
@@ -220,8 +220,8 @@ pub enum GeneratedKind {
     Length(NamedAxis),
     /// 1 for each element of the state, then 1 for each new element.
     Mask { state: NamedAxis, new: NewElements },
-    /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there are
-    /// as many elements as the model's input has.
+    /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there
+    /// are as many elements as the model's input has.
     Last { count: NamedCounter, length: Option<u32> },
 }
 

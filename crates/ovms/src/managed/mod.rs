@@ -74,8 +74,8 @@ impl Managed {
         Self(Arc::new(Inner { source, triton, repository, models: Mutex::default(), shown: RwLock::default() }))
     }
 
-    /// Reads the configuration again, writes the repository and lets Triton load and unload. Returns whether a model was
-    /// added, removed or loaded again. The failure names the entries that are wrong.
+    /// Reads the configuration again, writes the repository and lets Triton load and unload. Returns whether a model
+    /// was added, removed or loaded again. The failure names the entries that are wrong.
     pub async fn reload(&self) -> Result<bool, Failure> {
         let update = self.update(true).await.map_err(|error| Failure::new(Code::FailedPrecondition, error))?;
         if update.problems.is_empty() {
@@ -124,8 +124,8 @@ impl Managed {
 }
 
 impl Inner {
-    /// `asked`: a client has asked for the update, so loads that failed are tried again. The error says why the configuration
-    /// can't be read.
+    /// `asked`: a client has asked for the update, so loads that failed are tried again. The error says why the
+    /// configuration can't be read.
     async fn update(&self, asked: bool) -> Result<Update, String> {
         let mut models = self.models.lock().await;
         let source = self.source.clone();
@@ -244,7 +244,8 @@ impl Model {
         self.tried = None;
     }
 
-    /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has changed.
+    /// Serves the entry as its files are now. `asked`: tries again what has failed. Returns whether anything has
+    /// changed.
     async fn update(&mut self, entry: Entry, asked: bool) -> bool {
         let (of_entry, name) = (entry.clone(), self.name.clone());
         let found = match blocking(move || repository::find(&name, &of_entry)).await {
@@ -304,7 +305,8 @@ impl Model {
                 self.served = Some(wanted);
                 return true;
             };
-            // Triton's error is about the model as a whole. The index has the reasons of its versions, including old reasons.
+            // Triton's error is about the model as a whole. The index has the reasons of its versions, including old
+            // reasons.
             let mut reasons = failed_versions(&self.triton, &name).await;
             reasons.retain(|number, _| wanted.versions.contains_key(number));
             let said: Vec<_> = reasons.iter().map(|(number, reason)| format!("version {number}: {reason}")).collect();

@@ -1,7 +1,7 @@
 //! The models' folders: what is in `base_path`, and the folder that Triton reads.
 //!
-//! Triton's folder contains a link to each version that is served, so `base_path` never changes, and a version that isn't
-//! served can't be loaded.
+//! Triton's folder contains a link to each version that is served, so `base_path` never changes, and a version that
+//! isn't served can't be loaded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -120,8 +120,8 @@ fn version_of(folder: &str) -> Option<i64> {
     (version >= 1 && version.to_string() == folder).then_some(version)
 }
 
-/// The text of config.pbtxt for Triton: the settings of the entry, and those of `added`, a config.pbtxt in `base_path`. A
-/// setting that is in both must be the same. The backend fills in the rest from the model.
+/// The text of config.pbtxt for Triton: the settings of the entry, and those of `added`, a config.pbtxt in `base_path`.
+/// A setting that is in both must be the same. The backend fills in the rest from the model.
 fn config(name: &str, entry: &Entry, added: Option<&str>) -> Result<String, String> {
     let mut config = match added {
         Some(text) => stateful_pbtxt::read(text)?,
@@ -273,7 +273,8 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Whether anything else has changed since `before` than which versions there are, so that all must be loaded again.
+    /// Whether anything else has changed since `before` than which versions there are, so that all must be loaded
+    /// again.
     pub fn changes(&self, before: &Self) -> bool {
         let changed = |(number, version)| before.versions.get(number).is_some_and(|before| before != version);
         self.config != before.config || self.others != before.others || self.versions.iter().any(changed)
@@ -302,12 +303,12 @@ impl Wanted {
         }
         let time = later_than(newest(folder, DEPTH_MAX));
         if anew {
-            // Triton reloads a version if the newest time of its files and of those beside the versions has grown. That time
-            // does not grow if an older file has replaced a file.
+            // Triton reloads a version if the newest time of its files and of those beside the versions has grown. That
+            // time does not grow if an older file has replaced a file.
             put(&folder.join(WRITTEN), "", time)?;
         }
-        // Triton looks at the versions only if any time in the folder has grown. This file counts for no version, so it always
-        // gets the newest time.
+        // Triton looks at the versions only if any time in the folder has grown. This file counts for no version, so it
+        // always gets the newest time.
         put(&folder.join(CONFIG), &self.config, time)
     }
 }

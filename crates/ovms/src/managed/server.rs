@@ -1,8 +1,8 @@
 //! The process of tritonserver: where it is found, how it starts and how it ends.
 //!
 //! It listens on loopback ports only. It is started by this program under another name ([`launcher`]), which asks the
-//! kernel to end tritonserver if the gateway dies, even by `kill -9`. It has a process group of its own, so that Ctrl-C in a
-//! terminal reaches the gateway only, which then ends it in order.
+//! kernel to end tritonserver if the gateway dies, even by `kill -9`. It has a process group of its own, so that Ctrl-C
+//! in a terminal reaches the gateway only, which then ends it in order.
 
 use std::env;
 use std::ffi::OsString;
@@ -71,7 +71,8 @@ pub struct Server {
     pub triton: Triton,
 }
 
-/// Becomes tritonserver if this process was started for that. Returns none if it wasn't, and an exit code if that failed.
+/// Becomes tritonserver if this process was started for that. Returns none if it wasn't, and an exit code if that
+/// failed.
 pub fn launcher() -> Option<ExitCode> {
     let mut arguments = env::args_os().skip(1);
     if arguments.next()? != LAUNCHER {
@@ -93,8 +94,8 @@ pub fn launcher() -> Option<ExitCode> {
 }
 
 impl Server {
-    /// Starts tritonserver with an empty repository in `repository`, and waits until it answers. Must be called in the main
-    /// thread, because the kernel ends tritonserver with the thread that started it.
+    /// Starts tritonserver with an empty repository in `repository`, and waits until it answers. Must be called in the
+    /// main thread, because the kernel ends tritonserver with the thread that started it.
     pub async fn start(options: &ServerOptions, repository: &Path) -> Result<Self, String> {
         let program = find_tritonserver(options.tritonserver.as_deref())?;
         let backends = find_backends(options.backend_directory.as_deref())?;
@@ -144,8 +145,8 @@ impl Server {
             Ok(status) => status,
             Err(error) => return Ended::from(format!("tritonserver is lost: {error}")),
         };
-        // The code that a shell would give. It is never 0, even if tritonserver ended well, because the gateway was not asked
-        // to end.
+        // The code that a shell would give. It is never 0, even if tritonserver ended well, because the gateway was not
+        // asked to end.
         let code = status.code().or_else(|| Some(128 + status.signal()?)).and_then(|code| u8::try_from(code).ok());
         Ended { code: code.unwrap_or(EXIT_FAILURE).max(EXIT_FAILURE), text: format!("tritonserver ended: {status}") }
     }

@@ -56,7 +56,8 @@ impl<'a> Request<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self, Failure> {
         // OVMS answers 412, which is for a state of the server. Malformed JSON is the client's mistake.
         let not_json = |error: serde_json::Error| Failure::invalid(format!("{NOT_JSON} - Error: {error}"));
-        // The values are located but not parsed, because the model decides the types of the numbers, and it isn't known yet.
+        // The values are located but not parsed, because the model decides the types of the numbers, and it isn't known
+        // yet.
         let value: &RawValue = serde_json::from_slice(body).map_err(not_json)?;
         if !value.get().starts_with('{') {
             return Err(Failure::invalid(NO_OBJECT));
@@ -182,7 +183,8 @@ fn named<'a>(
     objects: impl IntoIterator<Item = Result<Members<'a>, Failure>>,
 ) -> Result<Vec<(String, Vec<&'a RawValue>)>, Failure> {
     let mut named: Vec<(String, Vec<&RawValue>)> = Vec::new();
-    // A search through all names would take time that grows with the square of their number, and a body can have many names.
+    // A search through all names would take time that grows with the square of their number, and a body can have many
+    // names.
     let mut places = HashMap::new();
     for object in objects {
         for (name, value) in object?.0 {

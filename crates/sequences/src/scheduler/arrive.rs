@@ -8,9 +8,9 @@ use super::{Phase, Queued, Scheduler, Sequence};
 use crate::SequenceId;
 
 impl<R> Scheduler<R> {
-    /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed, except
-    /// by [`Scheduler::refuse_start`]. `wait`: how long a START may wait for a place. When all requests that have come are
-    /// taken, the caller calls [`Scheduler::fill_places`].
+    /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed,
+    /// except by [`Scheduler::refuse_start`]. `wait`: how long a START may wait for a place. When all requests that
+    /// have come are taken, the caller calls [`Scheduler::fill_places`].
     pub fn arrive(
         &mut self,
         control: Control,
@@ -48,9 +48,9 @@ impl<R> Scheduler<R> {
         Ok(is_idle.then(|| sequence.get_ready(lane, &mut self.workers)))
     }
 
-    /// With [`OnDuplicateStart::Restart`], a START that is refused also ends the live sequence with its id. Otherwise the
-    /// requests that the client has sent behind the START would get the state of that sequence. The caller then calls
-    /// [`Scheduler::fill_places`].
+    /// With [`OnDuplicateStart::Restart`], a START that is refused also ends the live sequence with its id. Otherwise
+    /// the requests that the client has sent behind the START would get the state of that sequence. The caller then
+    /// calls [`Scheduler::fill_places`].
     pub fn refuse_start(&mut self, id: &SequenceId) {
         if let (Some(&lane), OnDuplicateStart::Restart) = (self.by_id.get(id), self.rules.on_duplicate_start) {
             self.replace(lane);

@@ -86,8 +86,9 @@ impl<R> Scheduler<R> {
         wake.push(sequence.get_ready(lane, &mut self.workers));
     }
 
-    /// A sequence leaves for another server: at once if it is idle, else when its request has run. `wake` gets its worker,
-    /// which still has its state. Returns the requests that cannot run here. A sequence that ends, or has not begun, stays.
+    /// A sequence leaves for another server: at once if it is idle, else when its request has run. `wake` gets its
+    /// worker, which still has its state. Returns the requests that cannot run here. A sequence that ends, or has not
+    /// begun, stays.
     pub fn release(&mut self, lane: u32, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
         let Some(sequence) = self.sequences.get_mut(&lane) else { return Vec::new() };
         if sequence.closed || !sequence.has_state || matches!(sequence.phase, Phase::Waiting(_) | Phase::LookedUp) {
@@ -128,8 +129,8 @@ impl<R> Scheduler<R> {
         waiting.flat_map(|lane| self.remove(lane)).map(|(request, _)| (request, Refused::Drains)).collect()
     }
 
-    /// Takes no more sequences, and lets those that are here leave for other servers, each when its queued requests have run or
-    /// were refused. Returns the requests that cannot run here. `wake`: see [`Scheduler::release`].
+    /// Takes no more sequences, and lets those that are here leave for other servers, each when its queued requests
+    /// have run or were refused. Returns the requests that cannot run here. `wake`: see [`Scheduler::release`].
     pub fn drain(&mut self, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
         // First, because those that leave free places.
         let mut refused = self.take_no_more();
@@ -141,8 +142,8 @@ impl<R> Scheduler<R> {
         refused
     }
 
-    /// A sequence was found. `wake` gets its worker, which has to get its state before its requests. If a START has taken its
-    /// id meanwhile, what was found may be the new sequence; then returns the requests, which cannot run.
+    /// A sequence was found. `wake` gets its worker, which has to get its state before its requests. If a START has
+    /// taken its id meanwhile, what was found may be the new sequence; then returns the requests, which cannot run.
     pub fn found(&mut self, lane: u32, now: Instant, wake: &mut Vec<usize>) -> Vec<(R, Refused)> {
         let is_looked_for = |sequence: &&mut Sequence<R>| sequence.phase == Phase::LookedUp;
         let Some(sequence) = self.sequences.get_mut(&lane).filter(is_looked_for) else { return Vec::new() };

@@ -11,17 +11,17 @@
 //! with it. An END, or a START that replaces it, makes it *closed*: it takes no further request, and its id is free at
 //! once. It keeps its place until its last request has run.
 //!
-//! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place, like a START. Then the caller looks
-//! for the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for the result. With
+//! With [`Rules::looks_up`], a request of a sequence that is not here waits for a place, like a START. Then the caller
+//! looks for the sequence in a store ([`Scheduler::take_lookups`]), and its requests wait for the result. With
 //! [`Rules::enters_starts`], those of a new sequence wait until it has been entered there.
 //!
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
-//! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its sequence
-//!   wait for its last one.
+//! - A request of several steps is taken for each of them: [`Scheduler::put_back`] takes it back. Others of its
+//!   sequence wait for its last one.
 //! - No operation takes longer with more sequences that have a place. Three take longer with more sequences of a kind:
-//!   [`Scheduler::take`] with those whose last run failed, a START with those that are looked for, and removing a sequence
-//!   that waits for a place with those that wait.
+//!   [`Scheduler::take`] with those whose last run failed, a START with those that are looked for, and removing a
+//!   sequence that waits for a place with those that wait.
 //! - The caller passes the time. Nothing here reads a clock.
 //!
 //! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
@@ -155,7 +155,8 @@ pub struct Scheduler<R> {
     parked: LinkedHashMap<SequenceId, (u32, Instant)>,
     /// Lanes that the next [`Scheduler::take_lookups`] returns.
     lookups: Vec<u32>,
-    /// Lanes of sequences that wait to be looked for or are looked for. A START with the id of one removes it from here.
+    /// Lanes of sequences that wait to be looked for or are looked for. A START with the id of one removes it from
+    /// here.
     elsewhere: BTreeSet<u32>,
     drains: bool,
     last_scan: Instant,
@@ -341,7 +342,8 @@ impl<R> Scheduler<R> {
             }
             of.queue.pop_front();
         }
-        // They go to the end of the same queue, so that a clone of such a sequence, which is before it, still runs first.
+        // They go to the end of the same queue, so that a clone of such a sequence, which is before it, still runs
+        // first.
         of.queue.extend(late);
         Work { ready, over }
     }
@@ -390,8 +392,8 @@ impl<R> Scheduler<R> {
         refused
     }
 
-    /// Takes back requests that have steps left, each with its lane. The sequence goes to the end of the worker's queue, and
-    /// its request stays the first of the sequence.
+    /// Takes back requests that have steps left, each with its lane. The sequence goes to the end of the worker's
+    /// queue, and its request stays the first of the sequence.
     pub fn put_back(&mut self, batch: impl Iterator<Item = (u32, R)>) {
         for (lane, request) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
@@ -477,7 +479,8 @@ impl<R> Scheduler<R> {
         self.queued
     }
 
-    /// Ends the sequences whose last successful request is too long ago. Those that have a request become overdue instead.
+    /// Ends the sequences whose last successful request is too long ago. Those that have a request become overdue
+    /// instead.
     fn expire(&mut self, now: Instant, is_over: impl Fn(Instant) -> bool) {
         while let Some((&lane, &last)) = self.last_success.front()
             && is_over(last)

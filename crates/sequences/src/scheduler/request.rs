@@ -51,7 +51,8 @@ pub enum IdleRule {
     Never,
     /// When no request has succeeded for this long.
     After(Duration),
-    /// A scan takes place once in this time. A sequence is over when no request of it has succeeded since the scan before.
+    /// A scan takes place once in this time. A sequence is over when no request of it has succeeded since the scan
+    /// before.
     TwoScans(Duration),
 }
 
@@ -61,7 +62,8 @@ pub enum IdReuse {
     /// An id is given again only after all other numbers, so that a late request of one client doesn't reach another's
     /// sequence.
     Last,
-    /// The next START gets the id again, if it was the last one given and its sequence is over, as in OpenVINO Model Server.
+    /// The next START gets the id again, if it was the last one given and its sequence is over, as in OpenVINO Model
+    /// Server.
     AtOnce,
 }
 

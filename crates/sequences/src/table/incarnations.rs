@@ -1,5 +1,5 @@
-//! Which incarnation a request belongs to. In the simple case, a lane of core (`direct`) or of this backend's scheduler identifies
-//! it. With `oldest`, the incarnations of each id form a chain in the order of their STARTs (see [`crate`]).
+//! Which incarnation a request belongs to. In the simple case, a lane of core (`direct`) or of this backend's scheduler
+//! identifies it. With `oldest`, the incarnations of each id form a chain in the order of their STARTs (see [`crate`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -155,8 +155,8 @@ struct Chain {
     incarnations: SmallVec<[SlotId; 1]>,
     /// Incarnations without a slot, at the front of the chain.
     stateless: Option<Stateless>,
-    /// The latest payload that had begun when the last END was settled. Until it is passed, a request that the client sent
-    /// before that END, on another connection, may still arrive.
+    /// The latest payload that had begun when the last END was settled. Until it is passed, a request that the client
+    /// sent before that END, on another connection, may still arrive.
     ended_in: u64,
 }
 
@@ -167,8 +167,8 @@ struct Stateless {
     released_by: u64,
     /// The slots that those of them had whose held requests are being released. No payload is known for these yet.
     releasing: SmallVec<[SlotId; 1]>,
-    /// They ended because their requests cannot be told apart. A START that comes now may be older than theirs, so it is
-    /// refused.
+    /// They ended because their requests cannot be told apart. A START that comes now may be older than theirs, so it
+    /// is refused.
     are_ambiguous: bool,
 }
 
@@ -229,8 +229,8 @@ impl Chains {
         }
     }
 
-    /// Ends the front incarnation. If the next one is certainly newer, it comes to the front. Otherwise all end, because
-    /// their requests can't be told apart.
+    /// Ends the front incarnation. If the next one is certainly newer, it comes to the front. Otherwise all end,
+    /// because their requests can't be told apart.
     fn end_front<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let next = self.chains.get(key).and_then(|chain| chain.incarnations.get(1));
         if next.and_then(|&next| records.pool.record(next)).is_some_and(|next| !next.is_newer) {
@@ -298,8 +298,8 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
             return Err(Refusal::Ambiguous);
         }
         let (front, last) = (self.front(key), self.last(key));
-        // With several incarnations, core may have delayed this START behind a request of any of them. `conclude` uses what
-        // this payload proves only after its STARTs, because the START of another incarnation may be among them.
+        // With several incarnations, core may have delayed this START behind a request of any of them. `conclude` uses
+        // what this payload proves only after its STARTs, because the START of another incarnation may be among them.
         let is_newer = match last {
             Some(last) => front == Some(last) && records.is_newer_than(last),
             None => self.chains.get(key).is_none_or(|chain| chain.stateless.is_none()),

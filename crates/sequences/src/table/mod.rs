@@ -30,8 +30,8 @@ pub struct Policy {
     /// payload takes the next request of every slot.
     pub queue_requests: usize,
     /// Whether the capacity is the number of sequences that core admits. If the table is full, a START then proves that
-    /// core has ended or dropped another sequence. It gets the slot of one that core has certainly dropped, or one of the
-    /// reserve.
+    /// core has ended or dropped another sequence. It gets the slot of one that core has certainly dropped, or one of
+    /// the reserve.
     pub has_place_for_all: bool,
 }
 
@@ -121,17 +121,17 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.take_spare_slab()
     }
 
-    /// Core has handed over a payload. To be called before anything else is done with it: from now on, the time in which
-    /// the instance sends nothing to the table is no pause of core.
+    /// Core has handed over a payload. To be called before anything else is done with it: from now on, the time in
+    /// which the instance sends nothing to the table is no pause of core.
     pub fn begin_payload(&mut self, instance: u32, now: Instant) {
         self.records.instance(instance, now).watermark.begin();
     }
 
-    /// Makes room for the STARTs among these requests: ends those that they replace, and sequences that core has dropped, if
-    /// the capacity is used up. The caller drops their states ([`Sequences::take_over`]) and calls again.
-    /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
-    /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
-    /// it, STARTs that find no slot are refused.
+    /// Makes room for the STARTs among these requests: ends those that they replace, and sequences that core has
+    /// dropped, if the capacity is used up. The caller drops their states ([`Sequences::take_over`]) and calls again.
+    /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes
+    /// long to make, so the caller does it without holding any lock, adds it, and calls again before
+    /// [`Sequences::admit`]. Without it, STARTs that find no slot are refused.
     pub fn prepare(&mut self, instance: u32, admissions: &[Admission], now: Instant) -> Option<Shortage> {
         let Self { records, incarnations, .. } = self;
         let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
@@ -212,8 +212,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.incarnations.in_lane(instance, lane)
     }
 
-    /// The slot of the sequence with this id that began last on an instance; `None` if its START has not succeeded yet, so
-    /// that the slot has no state of it.
+    /// The slot of the sequence with this id that began last on an instance; `None` if its START has not succeeded yet,
+    /// so that the slot has no state of it.
     pub fn slot_of(&self, instance: u32, id: &SequenceId) -> Option<SlotId> {
         let slot = self.incarnations.with_id(&self.records, instance, id)?;
         let record = self.records.pool.record(slot)?;
@@ -225,9 +225,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         std::mem::take(&mut self.records.leavings)
     }
 
-    /// Takes back the slot of an admitted request. If the request has END, its instance has dropped the state. Returns whether
-    /// the request must be held ([`Sequences::hold`]). Otherwise the caller must release it next, and core can then send the
-    /// sequence's next request.
+    /// Takes back the slot of an admitted request. If the request has END, its instance has dropped the state. Returns
+    /// whether the request must be held ([`Sequences::hold`]). Otherwise the caller must release it next, and core can
+    /// then send the sequence's next request.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
@@ -264,8 +264,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes the held requests that must be released now, each with its sequence. Drop them without holding any lock, then
-    /// call [`Sequences::have_been_released`] with the sequences.
+    /// Takes the held requests that must be released now, each with its sequence. Drop them without holding any lock,
+    /// then call [`Sequences::have_been_released`] with the sequences.
     pub fn take_released(&mut self) -> Vec<(H, (Key, SlotId))> {
         std::mem::take(&mut self.records.released)
     }
@@ -284,8 +284,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.incarnations.conclude(&mut self.records, instance);
     }
 
-    /// A look of an instance's clock, the only one that may find that the instance is idle. Ends sequences that have been
-    /// idle for too long, and incarnations that an idle instance proves to be over.
+    /// A look of an instance's clock, the only one that may find that the instance is idle. Ends sequences that have
+    /// been idle for too long, and incarnations that an idle instance proves to be over.
     pub fn tick(&mut self, instance: u32, now: Instant) {
         let Self { records, incarnations, .. } = self;
         records.instance(instance, now).watermark.look(now);
@@ -308,8 +308,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes the slots of the sequences of an instance that are over, so that the instance drops their states. Nothing else
-    /// finds these sequences any more. Their slots are in use until [`Sequences::free`].
+    /// Takes the slots of the sequences of an instance that are over, so that the instance drops their states. Nothing
+    /// else finds these sequences any more. Their slots are in use until [`Sequences::free`].
     pub fn take_over(&mut self, instance: u32) -> Vec<SlotId> {
         self.records.instances.get_mut(&instance).map(|of| std::mem::take(&mut of.over)).unwrap_or_default()
     }

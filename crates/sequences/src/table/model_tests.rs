@@ -1,8 +1,9 @@
 //! Tests the table with random operations against a simulation of Triton's `oldest` scheduler.
 //!
 //! The simulation knows the true incarnation of each request. The instance is busy, idle for a short time, or idle for
-//! so long that core drops all sequences. The whole process may be stopped while core has requests in its queue. Clients
-//! keep the rules for using an id again, or break them. In no case may a request get the slot of another incarnation.
+//! so long that core drops all sequences. The whole process may be stopped while core has requests in its queue.
+//! Clients keep the rules for using an id again, or break them. In no case may a request get the slot of another
+//! incarnation.
 
 #![allow(clippy::unwrap_used, reason = "only tests and fuzz targets use this")]
 
@@ -219,8 +220,8 @@ struct World {
     without_end: HashMap<u64, u64>,
     /// Looks since the instance became idle.
     looks: u32,
-    /// Ids whose requests may get the state of another sequence of the id (docs/sequences.md, "Known limit"): a START that
-    /// broke a rule has failed, or they came on several connections at once.
+    /// Ids whose requests may get the state of another sequence of the id (docs/sequences.md, "Known limit"): a START
+    /// that broke a rule has failed, or they came on several connections at once.
     may_differ: HashSet<u64>,
     /// Whether every third START fails.
     starts_fail: bool,

@@ -32,11 +32,11 @@ pub(super) struct Record<C, H> {
     pub released_after: u64,
     /// When this payload is passed, every START has arrived that core kept behind an END when it sent this START.
     pub delayed_until: u64,
-    /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
-    /// delayed it, and the client may have sent it before theirs.
+    /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may
+    /// have delayed it, and the client may have sent it before theirs.
     pub is_newer: bool,
-    /// Whether core had nothing of another incarnation of the id when it started. Else a client that breaks the rules can
-    /// have a request of another incarnation arrive here, and such a request proves nothing.
+    /// Whether core had nothing of another incarnation of the id when it started. Else a client that breaks the rules
+    /// can have a request of another incarnation arrive here, and such a request proves nothing.
     pub is_only_one: bool,
     /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
     /// incarnation.
@@ -214,8 +214,8 @@ impl<S, C, H> Records<S, C, H> {
         }
     }
 
-    /// Notes which sequences of an instance core has dropped by now. Under load, a request may wait in core for longer than
-    /// the idle limit. So a sequence stays until everything that core had queued when this was noted has arrived.
+    /// Notes which sequences of an instance core has dropped by now. Under load, a request may wait in core for longer
+    /// than the idle limit. So a sequence stays until everything that core had queued when this was noted has arrived.
     pub fn note_dropped(&mut self, instance: u32, now: Instant) {
         let after = self.policy.dropped_after;
         let Some(of) = self.instances.get_mut(&instance) else { return };
@@ -234,8 +234,8 @@ impl<S, C, H> Records<S, C, H> {
         (dropped.noted_in <= of.watermark.passed && now >= dropped.idle_since + limit).then_some(slot)
     }
 
-    /// When an instance may have a sequence that expires, or a state to drop, or when a look at it may prove that core has sent
-    /// everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
+    /// When an instance may have a sequence that expires, or a state to drop, or when a look at it may prove that core
+    /// has sent everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
     pub fn next_tick(&self, instance: u32, now: Instant, needs_proof: bool) -> Instant {
         let Policy { idle_limit, dropped_after, .. } = self.policy;
         let Some(Instance { watermark, over, idle, dropped, .. }) = self.instances.get(&instance) else {

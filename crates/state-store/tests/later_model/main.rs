@@ -1,9 +1,10 @@
-//! Checks the protocol of `durability: interval` and `drain` in every order of its steps: steps are saved after their answers,
-//! STARTs are entered first, and a server that wants a sequence asks the owner.
+//! Checks the protocol of `durability: interval` and `drain` in every order of its steps: steps are saved after their
+//! answers, STARTs are entered first, and a server that wants a sequence asks the owner.
 //!
-//! The store is the real [`Op::apply`], with the owner's name beside the record as the scripts of Redis keep it. Two servers do
-//! what `workers/stored` does, and may crash between any two steps, or be late with any of them. A client sends each request to
-//! either server. The store may lose its last write, and may not be there for a START. Time does not pass: no record expires.
+//! The store is the real [`Op::apply`], with the owner's name beside the record as the scripts of Redis keep it. Two
+//! servers do what `workers/stored` does, and may crash between any two steps, or be late with any of them. A client
+//! sends each request to either server. The store may lose its last write, and may not be there for a START. Time does
+//! not pass: no record expires.
 
 mod world;
 
@@ -166,7 +167,8 @@ impl Model for Protocol {
             seen.crashed || seen.hurried || seen.lost_write || seen.absent
         }
         vec![
-            // A START that ran without the store, or did not wait for the owner of an older sequence, has not replaced it.
+            // A START that ran without the store, or did not wait for the owner of an older sequence, has not replaced
+            // it.
             Property::always("no foreign state", |_, world: &World| {
                 !world.seen.foreign || world.seen.hurried || world.seen.absent || world.seen.lost_write
             }),

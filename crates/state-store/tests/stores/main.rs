@@ -1,4 +1,5 @@
-//! The stores do what records promise, and the protocol holds on them: with a real Valkey, and with servers that are killed.
+//! The stores do what records promise, and the protocol holds on them: with a real Valkey, and with servers that are
+//! killed.
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
@@ -178,8 +179,8 @@ fn does_what_records_promise(stores: &[Arc<dyn Store>]) {
         let mut records = [None, None];
         let wanted: Vec<_> = steps.iter().map(|(of, step)| apply(&mut records[usize::from(*of)], step)).collect();
         for store in stores {
-            // One call for all: the operations of a call see those before them. Valkey explains what it refused after the
-            // whole call, so it gets them one by one.
+            // One call for all: the operations of a call see those before them. Valkey explains what it refused after
+            // the whole call, so it gets them one by one.
             let replies = if store.is_shared() {
                 let one = |(of, step): &(u8, Step)| {
                     let key = keys[usize::from(*of)].as_bytes();

@@ -1,4 +1,5 @@
-//! `rediss://`: certificates are checked, and errors name the file. `main` and `asking` run their tests with TLS as well.
+//! `rediss://`: certificates are checked, and errors name the file. `main` and `asking` run their tests with TLS as
+//! well.
 
 use std::net::TcpListener;
 

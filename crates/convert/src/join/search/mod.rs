@@ -147,8 +147,8 @@ pub fn read_pieces(file: &Path) -> Result<Vec<String>, String> {
     pieces(&fs::read_to_string(file).map_err(unreadable)?)
 }
 
-/// Reads `tokens.txt`: `▁the 42` in each line, in any order. A line with a number alone stands for a space. The error names
-/// the line.
+/// Reads `tokens.txt`: `▁the 42` in each line, in any order. A line with a number alone stands for a space. The error
+/// names the line.
 fn pieces(text: &str) -> Result<Vec<String>, String> {
     // Some editors begin a file with this mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);

@@ -54,8 +54,8 @@ impl Nodes {
     }
 }
 
-/// The greedy search of CTC: the best token of each frame, without blanks and repeats. The last frame's token is a state, so
-/// that a repeat across chunks counts once.
+/// The greedy search of CTC: the best token of each frame, without blanks and repeats. The last frame's token is a
+/// state, so that a repeat across chunks counts once.
 pub fn add_ctc(graph: &mut GraphProto, plan: &CtcPlan) {
     let mut nodes = Nodes::default();
     graph.initializer.push(int64s("search.blank", &[1], &[plan.blank]));
@@ -77,8 +77,8 @@ pub fn add_ctc(graph: &mut GraphProto, plan: &CtcPlan) {
     graph.node.append(&mut nodes.0);
 }
 
-/// Adds the outputs of a search: the entries of `tokens` and `frames` (both `[rows, turns]`) that `found` marks, with rows
-/// filled up to `width`.
+/// Adds the outputs of a search: the entries of `tokens` and `frames` (both `[rows, turns]`) that `found` marks, with
+/// rows filled up to `width`.
 fn pack(nodes: &mut Nodes, [tokens, frames]: [&str; 2], found: &str, width: &str) {
     let ones = nodes.cast("found_ones", found, INT64);
     nodes.push("ReduceSum", LENGTHS, &[&ones, "search.1"], |node| node.with_int("keepdims", 0));
@@ -121,12 +121,12 @@ fn found(name: &str) -> String {
 
 /// The greedy search of a transducer: a `Loop` whose turns go from one token to the next.
 ///
-/// Between two tokens the predictor doesn't change. So a turn asks the joint for several frames, and goes on at the first one
-/// that isn't blank. The predictor's state is kept only in rows where a token was found. Each row has its own position in
-/// time; the loop ends when the last one is at the end of the chunk.
+/// Between two tokens the predictor doesn't change. So a turn asks the joint for several frames, and goes on at the
+/// first one that isn't blank. The predictor's state is kept only in rows where a token was found. Each row has its own
+/// position in time; the loop ends when the last one is at the end of the chunk.
 ///
-/// If the last logits are durations (TDT), they say how many frames a turn goes on by, with a token or without one. A turn
-/// then asks for one frame, and a jump past the end of the chunk becomes a state.
+/// If the last logits are durations (TDT), they say how many frames a turn goes on by, with a token or without one. A
+/// turn then asks for one frame, and a jump past the end of the chunk becomes a state.
 pub fn add_transducer(
     graph: &mut GraphProto,
     plan: &TransducerPlan,
@@ -194,7 +194,8 @@ fn named_state(plan: &TransducerPlan, state: &PredictorState, names: &[Names], r
     }
 }
 
-/// Gives the inputs of the graphs inside the names of what the loop gives them. Answers with what the predictor passes on.
+/// Gives the inputs of the graphs inside the names of what the loop gives them. Answers with what the predictor passes
+/// on.
 fn name_inputs(plan: &TransducerPlan, names: &mut [Names]) -> Vec<String> {
     let is_rows = matches!(plan.takes, Joint::InRows(_));
     let of_predictor = &mut names[plan.predictor];
@@ -334,8 +335,8 @@ fn in_loop(plan: &TransducerPlan, graphs: Nodes, states: &[PredictorState], logi
     body(plan, nodes, states, rows)
 }
 
-/// The first frame of the window whose best token isn't blank: its position in the window, its number, and whether it exists.
-/// Makes `search.token_of_turn` and `search.frame_of_turn`.
+/// The first frame of the window whose best token isn't blank: its position in the window, its number, and whether it
+/// exists. Makes `search.token_of_turn` and `search.frame_of_turn`.
 fn first_hit(nodes: &mut Nodes, logits: &str, column: &str) -> [String; 3] {
     let best = nodes.with("ArgMax", "best", &[logits], |node| node.with_int("axis", 2).with_int("keepdims", 0));
     let is_blank = nodes.add("Equal", "is_blank", &[&best, "search.blank"]);
@@ -412,8 +413,8 @@ fn next_by_token(nodes: &mut Nodes, [first, frame, is_hit]: [&str; 3], several: 
     nodes.add("Where", "t_next", &[is_hit, &next, &behind])
 }
 
-/// The next position: as many frames on as the duration says. The search stays only for a token of duration 0, as long as
-/// the frame has room for more.
+/// The next position: as many frames on as the duration says. The search stays only for a token of duration 0, as long
+/// as the frame has room for more.
 fn next_by_duration(nodes: &mut Nodes, duration: &str, is_hit: &str, several: bool) -> String {
     let moved = nodes.add("Max", "moved", &[duration, "search.1"]);
     let step = if several {

@@ -108,8 +108,8 @@ fn read_durations(text: &str) -> Result<Vec<i64>, String> {
     })
 }
 
-// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn computes more
-// frames after the token that it finds.
+// Frames that one turn of the loop gives to the joint: with fewer, the loop has more turns, and with more, a turn
+// computes more frames after the token that it finds.
 const WINDOW: i64 = 4;
 const MOST_CONTEXT: i64 = 1024;
 

@@ -202,7 +202,8 @@ fn all_sequences_leave_a_scheduler_that_is_drained() {
         bench.send(number, "S", 1).unwrap();
     }
     bench.run(Outcome::Advanced);
-    // One is idle, one has a request that runs and one that waits, one begins, one is looked for, and one waits for a place.
+    // One is idle, one has a request that runs and one that waits, one begins, one is looked for, and one waits for a
+    // place.
     bench.send(8, "", 2).unwrap();
     bench.send(9, "S", 3).unwrap();
     let running = bench.take();
