@@ -2,8 +2,9 @@
 
     python microphone.py --url localhost:8001 --file ../../../assets/speech.wav
 
-The requests go over one gRPC stream and don't wait for answers. Works with the model silero_vad: 16 kHz, mono, 16 bit.
-The server cuts what they bring into the 512 samples that the model rates, so an answer has a probability or none.
+The requests go over one gRPC stream and wait for answers only if a second of sound has none. Works with the model
+silero_vad: 16 kHz, mono, 16 bit. The server cuts what they bring into the 512 samples that the model rates, so an
+answer has a probability or none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from triton_stateful import Sequence, Stream
 PACKET = 320
 PACKET_S = PACKET / 16000
 CHUNK_S = 512 / 16000
+#: After so many requests, the next one waits for an answer. The server refuses more than max_queued_requests_per_sequence, 100.
+MOST_WAITING = 50
 
 
 def main() -> None:
@@ -44,6 +47,8 @@ def main() -> None:
             due = started + (number + 1) * PACKET_S * options.pace
             time.sleep(max(0.0, due - time.monotonic()))  # the microphone has the whole packet
             answers.append(sequence.send(packet, end=number == len(packets) - 1))
+            if number >= MOST_WAITING:
+                answers[number - MOST_WAITING].result()
         probabilities = [float(value) for answer in answers for value in answer.result()["output"].ravel()]
     speaks = False
     for number, probability in enumerate(probabilities):
