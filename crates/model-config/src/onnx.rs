@@ -1,4 +1,6 @@
-//! What an ONNX model is: its signature, where it is read from, and what its nodes say of its runs.
+//! What an ONNX model is: its signature, where it is read from, and what its nodes say of its runs: whether some
+//! quantize with one scale for the whole batch, whether one has a recurrence inside, which outputs are the same in
+//! every run, and whether a CUDA graph can replay the runs.
 //!
 //! ONNX Runtime tells the signature, but not the nodes: [`Nodes`] reads those from the model's file. No large weight is
 //! read or copied, however the file holds it, so a model of many gigabytes takes no longer to read than its nodes do.

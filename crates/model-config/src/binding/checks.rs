@@ -18,7 +18,8 @@ use stateful_convert::{
 };
 
 use super::bound::{BoundInput, BoundOutput, BoundState, RequestInput, Source, StepsMultiple};
-use super::fit::{BindingError, Result, bad, is_batch, state_dims};
+use super::error::{BindingError, Result, bad};
+use super::fit::{is_batch, state_dims};
 use super::model::Binding;
 use crate::config::{
     Config, DeclaredState, INPUT_WINDOWS, StateDims, StatePairs, States, TensorConfig, parameter_line, state_dims_line,

@@ -8,8 +8,9 @@ use super::bound::{
     BoundInput, BoundState, Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength, RequestInput,
     Source, StatePlace,
 };
-use super::fit::{BindingError, Result, bad, describe, is_batch, names};
-use super::initial::element_bytes;
+use super::elements::element_bytes;
+use super::error::{BindingError, Result, bad, names};
+use super::fit::{describe, is_batch};
 use super::inputs::Feeds;
 use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 use crate::onnx::{TensorInfo, open_axes};

@@ -4,11 +4,9 @@
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
 use super::bound::{BoundContext, BoundControl, BoundInput, RequestInput, Source, row_dims};
-use super::fit::{
-    BindingError, INPUT, Listed, Result, ShapeForm, bad, batch_of_elements, check_type, describe, is_batch,
-    lengths_axis, missing, wrong_dims,
-};
-use super::initial::element_bytes;
+use super::elements::element_bytes;
+use super::error::{BindingError, Result, bad, wrong_dims};
+use super::fit::{INPUT, Listed, ShapeForm, batch_of_elements, check_type, describe, is_batch, lengths_axis, missing};
 use super::steps::{WrittenWindow, opened};
 use crate::config::{
     Config, Context, Control, ControlKind, FirstRequest, PaddedInput, StatePair, TensorConfig, context_line,

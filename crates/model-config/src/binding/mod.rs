@@ -8,6 +8,8 @@
 
 mod bound;
 mod checks;
+mod elements;
+mod error;
 mod fit;
 mod generated;
 mod initial;
@@ -23,7 +25,8 @@ pub use bound::{
     GrowingAxis, Initial, InitialContent, InputAxis, NewLength, RequestInput, Source, StatePlace, StepsMultiple,
     TrimBy,
 };
-pub use fit::{BindingError, ShapeForm};
+pub use error::BindingError;
+pub use fit::ShapeForm;
 pub use generated::{RowValues, generated_value, largest_whole};
 pub use model::{Binding, InitialModel, InitialOutput, InputSpec, OutputSpec, StepSpec};
 pub use state_api::{StateApi, StateTensor};

@@ -8,7 +8,8 @@ use super::bound::{
     BoundContext, BoundInput, BoundOutput, BoundState, BoundWindow, Counter, Generated, Initial, InitialContent,
     RequestInput, Source, StatePlace, TrimBy,
 };
-use super::fit::{BindingError, Listed, Result, check_type, describe, names};
+use super::error::{BindingError, Result, names};
+use super::fit::{Listed, check_type, describe};
 use super::generated::feed_generated;
 use super::inputs::{Feeds, feed_without_requests, request_input};
 use super::outputs::{bind_trims, listed_outputs};

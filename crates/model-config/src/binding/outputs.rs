@@ -4,9 +4,8 @@
 use rows::tensor::{DataType, Dims};
 
 use super::bound::{BoundInput, BoundOutput, Gathered, Trim, TrimBy, fetched};
-use super::fit::{
-    BindingError, Listed, Result, ShapeForm, bad, check_type, configured, empty_dims, find_output, lengths_axis,
-};
+use super::error::{BindingError, Result, bad};
+use super::fit::{Listed, ShapeForm, check_type, configured, empty_dims, find_output, lengths_axis};
 use super::steps::steps_error;
 use crate::config::{Config, PaddedOutput, StatePair, TensorConfig};
 use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};

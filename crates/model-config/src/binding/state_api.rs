@@ -5,7 +5,8 @@ use std::ffi::CString;
 use rows::tensor::DataType;
 
 use super::bound::{BoundState, c_name};
-use super::fit::{BindingError, Result, describe, names};
+use super::error::{BindingError, Result, names};
+use super::fit::describe;
 use super::model::Binding;
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
 

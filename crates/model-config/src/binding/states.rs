@@ -7,9 +7,8 @@ use super::bound::{
     BoundInput, BoundOutput, BoundState, Generated, GeneratedValue, GrowingAxis, Initial, NewLength, Source,
     StatePlace, fetched,
 };
-use super::fit::{
-    BindingError, Result, bad, batches, check_type, describe, empty_dims, find_output, is_batch, state_dims, wrong_dims,
-};
+use super::error::{BindingError, Result, bad, wrong_dims};
+use super::fit::{batches, check_type, describe, empty_dims, find_output, is_batch, state_dims};
 use super::inputs::Feeds;
 use crate::config::{Config, DeclaredState, GROWING_PADDING, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::onnx::{Signature, TensorInfo, all_agree, open_axes};

@@ -4,8 +4,9 @@
 use rows::tensor::{DataType, Dims, WindowLayout, element_count};
 
 use super::bound::{BoundInput, BoundOutput, BoundState, BoundWindow, fetched, row_dims};
-use super::fit::{BindingError, INPUT, Listed, Result, ShapeForm, bad, describe};
-use super::initial::element_bytes;
+use super::elements::element_bytes;
+use super::error::{BindingError, Result, bad};
+use super::fit::{INPUT, Listed, ShapeForm, describe};
 use crate::config::{
     Config, Feed, Flag, INPUT_WINDOWS, MAX_STEPS, REPEAT, REPEAT_UNTIL, Stop, TensorConfig, USUAL_MOST_STEPS, Window,
 };

@@ -12,9 +12,8 @@
 use rows::tensor::Dims;
 use stateful_convert::names::{OF_ONE_NAME, is_never_state};
 
-use super::pairing::{
-    Taken, can_follow, is_alike, is_number, leaves_input, state_pairs, state_pairs_line, strength, without,
-};
+use super::error::state_pairs_line;
+use super::pairing::{Taken, can_follow, is_alike, is_number, leaves_input, state_pairs, strength, without};
 use crate::config::{
     Control, ControlKind, Flag, GENERATED_INPUTS, PartialConfig, StatePair, TensorConfig, parameter_line, similarity,
 };

@@ -5,7 +5,7 @@
 use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
 
-use super::pairing::{CompletionError, Result};
+use super::error::{CompletionError, Result};
 use crate::config::{
     Additions, Context, PartialConfig, StateDims, StatePair, TensorConfig, context_line, state_dims_line,
 };

@@ -7,14 +7,16 @@
 #![allow(missing_docs, reason = "a name that says it all needs no sentence")]
 
 mod doubts;
+mod error;
 mod fill;
 mod known_models;
 mod pairing;
 
+pub use error::CompletionError;
+use error::{Result, ends_of_layers};
 use fill::Known;
 pub use known_models::{Advice, Family};
-pub use pairing::CompletionError;
-use pairing::{Result, Taken, confirmed, ends_of_layers, state_pairs};
+use pairing::{Taken, confirmed, state_pairs};
 
 use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,

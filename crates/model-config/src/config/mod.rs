@@ -10,10 +10,13 @@
 
 #![allow(missing_docs, reason = "a name that says it all needs no sentence")]
 
+mod durability;
+mod generated;
 mod model;
 mod parameters;
 mod partial;
 mod placement;
+mod providers;
 mod raw;
 mod scheduling;
 mod states;
@@ -24,14 +27,17 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-pub use model::{GraphOptimization, JOIN, Join, SEARCH, SessionOptions, find_model_file, find_named_file};
+pub use durability::{Durability, StateStore};
+pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
+pub use model::{JOIN, Join, SEARCH, find_model_file, find_named_file};
 use parameters::{OF_OWN_SCHEDULING, Parameters};
 pub use parameters::{PairPattern, parameter_line, similarity};
 pub use partial::{Additions, PartialConfig};
-pub use placement::{ARENA_EXTEND_STRATEGY, InstanceKind, Options, Placement, Providers, spread_cpu_instances};
+pub use placement::{InstanceKind, Placement, spread_cpu_instances};
+pub use providers::{ARENA_EXTEND_STRATEGY, GraphOptimization, Options, Providers, SessionOptions};
 pub use raw::ConfigError;
 use raw::{Result, bad, field, unsigned};
-pub use scheduling::{Durability, OwnScheduling, POLL_WAIT, StateStore, Strategy, scans};
+pub use scheduling::{OwnScheduling, POLL_WAIT, Strategy, scans};
 use scheduling::{Padding, QUIET_MARGIN, Scheduling, YEAR, idle_margin, slot_limits};
 pub use stateful_convert::StatePair;
 pub use states::{
@@ -43,9 +49,8 @@ pub use steps::{
     Stop, USUAL_MOST_STEPS, Window, Windows, context_line,
 };
 pub use tensors::{
-    CONTROL_INPUT, Control, ControlKind, FalseTrue, Flag, GENERATED_INPUTS, GeneratedInput, GeneratedKind, ID_TENSOR,
-    NamedAxis, NamedCounter, NewElements, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TakesIds, TensorConfig,
-    is_state_tensor,
+    CONTROL_INPUT, Control, ControlKind, FalseTrue, Flag, ID_TENSOR, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT,
+    TakesIds, TensorConfig, is_state_tensor,
 };
 
 /// A model's configuration, complete and checked: what is written or completed, and what follows from it.

@@ -1,14 +1,12 @@
 //! The parts of the model: its file in a version directory and the conversion of that file at load, or the graphs that
-//! are joined at load. Also the options for ONNX Runtime: the parameters of [`SessionOptions`] have the names that
-//! Triton's onnxruntime backend gives them, so that a configuration works with both.
+//! are joined at load.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use stateful_convert::join::{ListedGraph, Search, Wire, graphs, wires};
 
-use super::parameters::{Parameters, SESSION_PREFIX, with_axis};
-use super::raw::{ConfigError, Optimization, Result, bad, field};
+use super::parameters::{Parameters, with_axis};
+use super::raw::{ConfigError, Result, bad, field};
 use super::states::{BY_SHAPE, StatePairs, States, is_inside};
 
 pub const JOIN: &str = "join";
@@ -168,107 +166,6 @@ impl Join {
             return Err(bad("state_pairs", BY_SHAPE, rule));
         }
         Ok(Some(Self { graphs, wires, search }))
-    }
-}
-
-pub(super) const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionOptions {
-    pub intra_op_threads: usize,
-    /// Threads that run operators side by side, with parallel execution; 0 for one per core.
-    pub inter_op_threads: usize,
-    /// Whether operators that do not depend on each other run side by side.
-    pub parallel_execution: bool,
-    pub graph_optimization: GraphOptimization,
-    pub mem_arena: bool,
-    /// Whether the configuration asks for an arena, or for one that shrinks.
-    pub mem_arena_is_written: bool,
-    /// Whether large tensors on the CPU have pages of their own and there is no arena. That depends on the model's
-    /// states, so it is set when the model is bound.
-    pub pages: bool,
-    /// Whether ONNX Runtime plans the memory of a run from the last one.
-    pub mem_pattern: bool,
-    /// Arenas that shrink after each run, such as `cpu:0`.
-    pub arena_shrinkage: Option<String>,
-    pub entries: Vec<(String, String)>,
-}
-
-/// How far ONNX Runtime may rewrite the model's graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GraphOptimization {
-    None,
-    Basic,
-    Extended,
-    All,
-}
-
-impl SessionOptions {
-    pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self> {
-        let threads = |name| parameters.number(name, 0usize..=1024, "a number of threads from 0 to 1024");
-        let level = optimization.graph.level.0;
-        // The numbers are those of Triton's schema, not ONNX Runtime's.
-        let graph_optimization = match level {
-            0 => GraphOptimization::All,
-            -1 => GraphOptimization::Basic,
-            1 => GraphOptimization::Extended,
-            2 => GraphOptimization::None,
-            _ => {
-                let allowed = "0 (all), -1 (basic), 1 (extended) or 2 (none) is expected";
-                return Err(field("optimization.graph.level", level.to_string(), allowed));
-            }
-        };
-        if let Some(accelerator) = optimization.execution_accelerators.cpu_execution_accelerator.first() {
-            let path = "optimization.execution_accelerators.cpu_execution_accelerator";
-            let why = "this backend has no accelerator for the CPU: remove it";
-            return Err(field(path, format!("'{}'", accelerator.name), why));
-        }
-        let arena_shrinkage = parameters.text(ARENA_SHRINKAGE).map(str::to_owned);
-        if arena_shrinkage.iter().flat_map(|arenas| arenas.split(';')).any(|arena| !arena.contains(':')) {
-            parameters.refuse(ARENA_SHRINKAGE, "arenas such as 'cpu:0', separated by ';', are expected")?;
-        }
-        let entries = parameters.passed_on(SESSION_PREFIX);
-        let mem_arena = parameters.switch("enable_mem_arena", true)?;
-        // The onnxruntime backend has a thread per core. Small steps are faster with one, and batches and instances run
-        // in parallel anyway.
-        Ok(Self {
-            intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
-            inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),
-            parallel_execution: parameters.switch("execution_mode", false)?,
-            graph_optimization,
-            mem_arena,
-            mem_arena_is_written: arena_shrinkage.is_some()
-                || (mem_arena && parameters.text("enable_mem_arena").is_some()),
-            pages: false,
-            mem_pattern: parameters.switch("enable_mem_pattern", true)?,
-            arena_shrinkage,
-            entries: entries.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        })
-    }
-}
-
-impl fmt::Display for SessionOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let graph_optimization = match self.graph_optimization {
-            GraphOptimization::None => "none",
-            GraphOptimization::Basic => "basic",
-            GraphOptimization::Extended => "extended",
-            GraphOptimization::All => "all",
-        };
-        write!(
-            f,
-            "intra_op_thread_count {}, inter_op_thread_count {}, execution_mode {}, graph optimization \
-             {graph_optimization}, enable_mem_arena {}, enable_mem_pattern {}",
-            self.intra_op_threads,
-            self.inter_op_threads,
-            u8::from(self.parallel_execution),
-            u8::from(self.mem_arena && !self.pages),
-            u8::from(self.mem_pattern)
-        )?;
-        if let Some(arenas) = &self.arena_shrinkage {
-            write!(f, ", memory.enable_memory_arena_shrinkage {arenas}")?;
-        }
-        self.entries.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
     }
 }
 

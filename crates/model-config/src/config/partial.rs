@@ -13,16 +13,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use state_store::Location;
 
-use super::model::{Conversion, Join, SessionOptions, model_file};
+use super::generated::{GeneratedInput, generated_inputs};
+use super::model::{Conversion, Join, model_file};
 use super::parameters::Parameters;
-use super::placement::{InstanceKind, Providers, instances};
+use super::placement::{InstanceKind, instances};
+use super::providers::{Providers, SessionOptions};
 use super::raw::{self, Result, unsigned};
 use super::scheduling::check_core;
 use super::states::{StatePairs, States};
 use super::steps::{Context, INPUT_WINDOWS, Ragged, Repeat, Windows, contexts};
 use super::tensors::{
-    CONTROL_INPUT, Control, GeneratedInput, ID_TENSOR, StateApiTensors, TakesIds, TensorConfig, add_tensors,
-    constant_inputs, controls, generated_inputs, is_state_tensor, take_tensor, tensors,
+    CONTROL_INPUT, Control, ID_TENSOR, StateApiTensors, TakesIds, TensorConfig, add_tensors, constant_inputs, controls,
+    is_state_tensor, take_tensor, tensors,
 };
 
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";

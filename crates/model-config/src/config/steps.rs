@@ -1,6 +1,6 @@
-//! What the model gets of a request: elements in front of it (`input_context`), padding between rows of different
-//! lengths (`padded_inputs`), and steps: `input_windows`, for inputs that requests bring in any length and the model
-//! gets in windows of one length, and `repeat` with `repeat_until`, for steps that feed the next one.
+//! Reads the parameters that act along an axis of an input, its steps or another one: contexts (`input_context`),
+//! padding (`padded_inputs`, `padded_outputs`) and windows (`input_windows`); and `repeat` with `repeat_until`, for a
+//! request of several steps, each of which feeds the next one.
 
 use std::fmt;
 
