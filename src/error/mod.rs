@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-/// `?` makes only one conversion, so this adds the conversion through the error of a stage or of memory.
+/// `?` converts only once. This adds `From` for errors that reach the enum through another one.
 macro_rules! from_through {
     ($into:ident: $($error:ty => $stage:ident),*) => {
         $(impl From<$error> for $into {

@@ -5,7 +5,9 @@
 //! This is the only module that names `ort`. Not for: states: what is in a tensor, and where it is between runs, is its
 //! caller's business.
 
+mod allocator;
 mod calls;
+mod copier;
 mod library;
 mod open;
 mod run;
@@ -24,11 +26,12 @@ use rows::tensor::{DataType, Part, StorageType};
 use crate::binding::{InputSpec, StepSpec};
 use crate::memory::{Bytes, BytesMut, MemoryError, PAGES_FROM, TensorMemory};
 use calls::{Arguments, BoundRun, Graphs, TimeLimit};
+pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 use open::RunOptions;
 pub use open::{Provider, Session};
 use tensors::check_part;
-pub use tensors::{BatchTensor, Copier, MadeTensor, RowContent};
+pub use tensors::{BatchTensor, MadeTensor, RowContent};
 use value::MemoryKind;
 pub use value::{OpenError, SessionError, Value};
 

@@ -12,7 +12,7 @@ use rows::{NoMemory, reserve};
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Input, TRITONSERVER_DataType, call};
 
-use super::server::{Error, check};
+use super::error::{Error, check};
 use crate::memory::Charge;
 
 const TYPES: [(DataType, TRITONSERVER_DataType); 14] = [

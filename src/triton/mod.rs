@@ -6,7 +6,9 @@
 //! ([`rows::client`](::rows::client)). Every call that fails is an [`Error`]. Constructors from raw pointers are
 //! `unsafe`, and only the exports call them. Not for: what a request means.
 
+mod error;
 mod input;
+mod metrics;
 mod request;
 mod response;
 mod server;
@@ -19,14 +21,15 @@ use std::ptr::{self, NonNull};
 use scopeguard::guard;
 use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONSERVER_Message, call};
 
+pub use error::{Code, Error, echo};
+use error::{check, get};
 pub use input::{HeldElements, HeldInput, Input, NotCopied};
+pub use metrics::{Family, Kind, Metric};
 pub use request::{ParameterValue, Request};
-pub use response::{Answer, OutputMemory, Response, ResponseCopy, RowOutput};
+pub use response::{Answer, OutputMemory, Response, ResponseCopy, RowOutput, c_name};
 pub use server::{
-    Code, Error, Family, Kind, Metric, ServerError, c_name, echo, exit_process, fills_in_candidates,
-    gives_request_parameters, install_log, load, log_limits,
+    ServerError, exit_process, fills_in_candidates, gives_request_parameters, install_log, load, log_limits,
 };
-use server::{check, get};
 
 /// Version of the configuration's JSON.
 const CONFIG_VERSION: u32 = 1;

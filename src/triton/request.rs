@@ -11,11 +11,11 @@ use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, call};
 
+use super::error::{Code, Error, check, get};
 use super::input::{
     Elements, HeldElements, HeldInput, Input, NotCopied, Piece, RawDims, RawInput, copy_buffers, copy_each, copy_part,
 };
 use super::response::{Answer, RawRequest, Response, Whole};
-use super::server::{Code, Error, check, get};
 
 /// A request that this backend must answer and release.
 ///

@@ -18,8 +18,8 @@ use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Request, TRITONBACKEND_Response, TRITONBACKEND_ResponseFactory, call};
 
+use super::error::{Code, Error, check};
 use super::input::raw_data_type;
-use super::server::{Code, Error, check};
 
 /// A request, which its owner answers once and releases once.
 pub(super) struct RawRequest(pub(super) NonNull<TRITONBACKEND_Request>);
@@ -477,4 +477,9 @@ fn check_memory(bytes: usize) -> Result<(), Error> {
 
 fn no_memory(error: NoMemory) -> Error {
     Error::new(Code::Unavailable, format!("no memory for an output: {error}"))
+}
+
+/// A name for Triton. No tensor's name has a NUL; one that had would become empty.
+pub fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 #[cfg(any(test, feature = "simulated-device"))]
-use super::driver::{Counts, devices_for_cpu_instances};
+use super::driver::Counts;
 use super::driver::{Cuda, DeviceError, Driver, Stream};
 #[cfg(any(test, feature = "simulated-device"))]
 use super::simulated::Simulated;
@@ -142,10 +142,22 @@ impl Device {
 
 fn open_driver(number: i32) -> Result<Box<dyn Driver>, DeviceError> {
     #[cfg(any(test, feature = "simulated-device"))]
-    if cfg!(test) || SIMULATE.load(Ordering::Relaxed) || devices_for_cpu_instances() > 0 {
-        return Ok(Box::new(Simulated::new(number)));
+    {
+        let is_server = devices_for_cpu_instances() > 0;
+        if cfg!(test) || is_server || SIMULATE.load(Ordering::Relaxed) {
+            return Ok(Box::new(Simulated::new(number, is_server)));
+        }
     }
     Ok(Box::new(Cuda::open(number)?))
+}
+
+/// Number of devices that the instances of KIND_CPU run on; 0 if they run on the host. Only builds for tests have such
+/// devices: they are simulated, and Triton for machines without GPUs refuses KIND_GPU.
+pub fn devices_for_cpu_instances() -> usize {
+    match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
+        Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
+        _ => 0,
+    }
 }
 
 impl Drop for Device {

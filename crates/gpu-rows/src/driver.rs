@@ -1,5 +1,5 @@
-//! The operations of a device that this backend uses ([`Driver`]), and NVIDIA's driver, which does them ([`Cuda`]) and
-//! is loaded when the first model asks for a GPU. `super::simulated` does them in host memory, for tests.
+//! [`Driver`]: the device operations that this backend uses. [`Cuda`] implements them with NVIDIA's driver, which is
+//! loaded when the first model asks for a GPU.
 //!
 //! Work that is enqueued on a stream is executed later, in the order in which it was enqueued. Only
 //! [`Driver::synchronise`] waits for it.
@@ -470,15 +470,6 @@ const fn is_final(error: sys::CUresult) -> bool {
 fn log_error(done: Result<(), DeviceError>) {
     if let Err(error) = done {
         log::error!("{error}");
-    }
-}
-
-/// Number of devices that the instances of KIND_CPU run on; 0 if they run on the host. Only builds for tests have such
-/// devices: they are simulated, and Triton for machines without GPUs refuses KIND_GPU.
-pub fn devices_for_cpu_instances() -> usize {
-    match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
-        Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
-        _ => 0,
     }
 }
 

@@ -23,11 +23,11 @@ mod simulated;
 #[cfg(any(test, feature = "simulated-device"))]
 pub use device::simulate;
 pub use device::{
-    Device, DeviceBuffer, DeviceMemory, OwnedStream, Pinned, Span, for_capture, for_run, for_session,
-    while_nothing_is_captured,
+    Device, DeviceBuffer, DeviceMemory, OwnedStream, Pinned, Span, devices_for_cpu_instances, for_capture, for_run,
+    for_session, while_nothing_is_captured,
 };
 #[cfg(any(test, feature = "simulated-device"))]
 pub use driver::Counts;
-pub use driver::{DeviceError, devices_for_cpu_instances};
+pub use driver::DeviceError;
 pub use foreign::{Foreign, fetch, write};
 pub use queue::{Queue, QueueReport};

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
-use super::driver::{Counts, DeviceError, Driver, Stream, devices_for_cpu_instances};
+use super::driver::{Counts, DeviceError, Driver, Stream};
 use super::moves::Moves;
 
 /// The patterns of new memory and of freed memory.
@@ -64,10 +64,10 @@ enum Work {
 }
 
 impl Simulated {
-    pub fn new(number: i32) -> Self {
+    /// `is_server`: it is a device of a server, not of a unit test.
+    pub fn new(number: i32, is_server: bool) -> Self {
         let total = std::env::var("TRITON_STATEFUL_SIMULATED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
         let failure = std::env::var_os("TRITON_STATEFUL_SIMULATED_FAILURE").map(PathBuf::from);
-        let is_server = devices_for_cpu_instances() > 0;
         let total = total.unwrap_or(if is_server { BYTES } else { BYTES_IN_UNIT_TESTS });
         Self { number, total, failure, lost: OnceLock::new(), state: Mutex::default() }
     }

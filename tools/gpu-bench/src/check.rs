@@ -92,8 +92,7 @@ fn downloaded(queue: &mut Queue, address: u64, bytes: usize) -> Result<Vec<u8>, 
     Ok(pinned.bytes().to_vec())
 }
 
-// ---- random layouts
-
+/// What a move of a random layout does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Put,
@@ -218,8 +217,6 @@ fn random_layouts(device: &Arc<Device>, cases: usize) -> Result<Finding, DeviceE
     Ok(compared("random layouts, alignments and conversions", format!("{cases} moves on {}", device.name()), wrong))
 }
 
-// ---- very many rows
-
 /// Rows of two pieces that all join a batch at once, in another order, and leave it.
 fn many_rows(device: &Arc<Device>, rows: usize) -> Result<Finding, DeviceError> {
     let layout = RowLayout { outer: 2, inner_bytes: 48 };
@@ -255,8 +252,7 @@ fn many_rows(device: &Arc<Device>, rows: usize) -> Result<Finding, DeviceError> 
     Ok(compared("very many rows in one batch, and back", format!("{rows} rows of two pieces"), wrong))
 }
 
-// ---- more than 4 GiB in one move
-
+/// The row of [`large_row`], of more than 4 GiB, is filled and compared in chunks.
 const CHUNK: usize = 64 << 20;
 const CHUNKS: usize = 65;
 const WHOLE: usize = CHUNK * CHUNKS;
@@ -301,8 +297,6 @@ fn large_row(device: &Arc<Device>, shift: usize) -> Result<Finding, DeviceError>
     }
     Ok(compared(check, format!("{WHOLE} bytes"), wrong))
 }
-
-// ---- after a broken move
 
 /// Whether every error after a write to an address that is not allocated said what to do.
 pub fn fault(gpu: i32) -> Result<bool, DeviceError> {
