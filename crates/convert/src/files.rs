@@ -10,7 +10,8 @@ use stateful_convert::report::{Report, Role, StartsAt, State, StepInput};
 use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, path_in};
 
-use crate::options::{CONFIG, Problem, Shared, done};
+use crate::options::{CONFIG, Problem, Shared};
+use crate::texts::done;
 
 pub struct Origin<'a> {
     /// The files of the source models, which are never overwritten.

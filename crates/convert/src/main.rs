@@ -4,6 +4,7 @@
 
 mod files;
 mod options;
+mod texts;
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
 use files::{Content, Origin, Targets, WorkFolder, finish, here, write_files};
-use options::{Problem, Shared, VERSION, input_axis, listed, listed_states, tensors};
+use options::{Problem, Shared, VERSION, input_axis, listed, listed_states};
 use stateful_convert::join::{
     GraphFrom, JoinOptions, Joined, ListedGraph, Part, Search, contexts, dims, graphs, join, read_pieces, wires,
 };
@@ -24,6 +25,7 @@ use stateful_convert::verify::{self, Amount, Compared, JoinedModels, Models, Sou
 use stateful_convert::{
     ConvertError, Converted, InputAxis, Options, WeightsError, builtin, convert, path_in, with_small_weights_shown,
 };
+use texts::tensors;
 
 /// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its
 /// states; and compares it with the original

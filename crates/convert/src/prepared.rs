@@ -1,5 +1,6 @@
 //! Prepares a model: reads weights that are in files of their own (`external_data`) into it, and puts it in order, so
-//! that each node follows those that it reads from, and each layer has time in front.
+//! that each node follows those that it reads from, and each layer has time in front. Also the reasons why a model
+//! isn't converted ([`ConvertError`]).
 //!
 //! Only files in the model's folder are read: a path or a link out of it could name any file of the machine.
 

@@ -1,5 +1,5 @@
-//! What a model takes and gives: its signature, as Triton gives it and as TensorFlow Serving's clients read it, and the
-//! two special inputs of a model with sequences, checked as OVMS checks them.
+//! Signatures of models, from Triton and for TensorFlow Serving's clients; and the special inputs `sequence_id` and
+//! `sequence_control_input`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -53,7 +53,7 @@ const METHODS: [&str; 20] = [
     "LogSettings",
 ];
 
-/// Passes a request of gRPC on to Triton, and the answer back as it comes.
+/// Passes a gRPC request on to Triton, and streams the answer back.
 pub async fn grpc(gateway: Arc<Gateway>, triton: Channel, mut request: Request<Incoming>) -> Response<Body> {
     let called = request.uri().path().rsplit('/').next().unwrap_or_default();
     // Others share the empty label, because a client could make up any number of names.
@@ -176,7 +176,7 @@ pub fn client() -> Client {
     legacy::Client::builder(TokioExecutor::new()).build(connector)
 }
 
-/// Passes a request of HTTP on to Triton, and the answer back as it comes.
+/// Passes an HTTP request on to Triton, and streams the answer back.
 pub async fn http(
     gateway: &Gateway,
     client: &Client,

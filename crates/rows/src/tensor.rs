@@ -317,7 +317,8 @@ impl fmt::Display for PaddingSide {
     }
 }
 
-/// A part of a batched tensor that is copied at once: a row, some of its steps, or a row around its gap.
+/// A part of a batched tensor that is copied at once: a row ([`RowLayout::row`]), some of its steps
+/// ([`WindowLayout::window`]), or a row around its gap ([`WindowLayout::around`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     outer: Loop,

@@ -1,8 +1,8 @@
 //! Log mel filter banks of speech, as recognisers take them: Kaldi's, and those of NeMo's streaming models.
 
-use super::common::{
-    AUDIO, Beginning, Builder, BuiltinError, END, FRAMES, Framing, MOST_SAMPLES, Options, Window, add_spectrum,
-};
+use super::builder::{Builder, END};
+use super::framing::{AUDIO, Beginning, FRAMES, Framing, MOST_SAMPLES, Window, add_spectrum};
+use super::options::{BuiltinError, Options};
 use crate::onnx::schema::ModelProto;
 
 pub const FEATURES: &str = "features";

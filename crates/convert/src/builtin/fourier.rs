@@ -2,10 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use super::common::{
-    AUDIO, Builder, BuiltinError, CACHE, END, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Options, Window, add_spectrum,
-    inverse,
-};
+use super::builder::{Builder, END};
+use super::framing::{AUDIO, CACHE, FRAMES, Framing, MOST_SAMPLES, NEXT_CACHE, Window, add_spectrum, inverse};
+use super::options::{BuiltinError, Options};
 use crate::onnx::schema::ModelProto;
 use crate::report::{STEPS_MULTIPLE, StepsMultiple};
 

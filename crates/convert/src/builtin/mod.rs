@@ -5,14 +5,16 @@
 //! that aren't complete, in a state of varying length, and take chunks of any length. `stft` and `istft` have states of
 //! fixed length, as the denoisers that they are for, so `stft` takes multiples of the hop.
 
-mod common;
+mod builder;
 mod fbank;
 mod fourier;
+mod framing;
+mod options;
 
-pub use common::BuiltinError;
-use common::Options;
+pub use options::BuiltinError;
 
 use crate::onnx::schema::ModelProto;
+use options::Options;
 
 type Make = fn(&mut Options) -> Result<ModelProto, BuiltinError>;
 

@@ -1,7 +1,8 @@
 //! The operators that the converter knows, in groups that follow the same rules.
 //!
 //! To add an operator, add its name to its group. The compiler names the places where a new rule is missing:
-//! [`ShapeRule`] is followed in `infer`, [`StepsRule`] in `time`.
+//! [`ShapeRule`] is followed in `infer`, [`StepsRule`] in `time`. It doesn't name those that know an operator by its
+//! name: `infer/tensor.rs` (values of shape arithmetic), `join/opsets.rs` and `batch/follow.rs`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

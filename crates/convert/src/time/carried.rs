@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::tracker::{FAR_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::refusal::{Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::tracker::{FAR_OVER_SHORT, Layout, Place, Tracker};
 use crate::infer::tensor::{Tensor, axis_of};
 use crate::infer::{Shapes, is_passed_on, scan_counts, scan_list, source, turns};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};

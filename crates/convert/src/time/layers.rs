@@ -1,10 +1,8 @@
 //! Layers that need earlier steps: convolutions and pooling over time, and the padding before them; `LSTM`, `GRU`,
 //! `RNN` and their like.
 
-use super::tracker::{
-    CHECKER, Cut, FAR_OVER_SHORT, Hint, LONG_OVER_SHORT, Layout, Place, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT,
-    first, refuse,
-};
+use super::refusal::{CHECKER, Hint, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::tracker::{Cut, FAR_OVER_SHORT, LONG_OVER_SHORT, Layout, Place, Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;

@@ -7,6 +7,7 @@
 mod carried;
 mod layers;
 mod moves;
+mod refusal;
 mod rules;
 mod tracker;
 
@@ -19,11 +20,9 @@ use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
-pub use tracker::{
-    CHECKER, Cut, FAR_OVER_SHORT, Found, Hint, LONG_OVER_SHORT, Layout, ONE_STEP, Place, Refusal, Refusals, Result,
-    Tracker, UNKNOWN_SHAPE, common_divisor, refuse,
-};
-use tracker::{ONE_LENGTH, WHOLE_INPUT};
+pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, Result, UNKNOWN_SHAPE, refuse};
+use refusal::{ONE_LENGTH, WHOLE_INPUT};
+pub use tracker::{Cut, FAR_OVER_SHORT, Found, LONG_OVER_SHORT, Layout, Place, Tracker, common_divisor};
 
 impl<'a> Tracker<'a> {
     pub fn run(&mut self) -> Result<(), Refusals> {

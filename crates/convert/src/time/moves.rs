@@ -1,8 +1,7 @@
 //! Operators that move, join or take elements.
 
-use super::tracker::{
-    ATTENTION, Cut, Layout, ONE_STEP, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first, refuse,
-};
+use super::refusal::{ATTENTION, ONE_STEP, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::tracker::{Cut, Layout, Place, Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::shaping::{Taken, permutation, slices};
 use crate::infer::tensor::axis_of;

@@ -1,11 +1,7 @@
-//! What each operator does to steps: the rule of each, and the rules of those that combine elements, and must not
-//! combine those of different steps: element-wise operators, matrix products, reductions, normalization and
-//! quantization.
+//! The rule of each operator for steps. Operators that combine elements must not combine those of different steps.
 
-use super::tracker::{
-    ATTENTION, CHECKER, Hint, Layout, NORMALIZES, Place, Refusal, Result, Tracker, UNKNOWN_SHAPE, WHOLE_INPUT, first,
-    refuse,
-};
+use super::refusal::{ATTENTION, CHECKER, Hint, NORMALIZES, Refusal, Result, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::tracker::{Layout, Place, Tracker, first};
 use super::{carried, layers, moves};
 use crate::infer::tensor::{axis_of, list};
 use crate::onnx::element_count;

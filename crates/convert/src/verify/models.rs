@@ -1,5 +1,5 @@
-//! Models that run in ONNX Runtime, what can go wrong with them, and the tensors that they take and give: random ones,
-//! parts of them, and their differences.
+//! Models that run in ONNX Runtime, and the tensors that they take and give: random ones, parts of them, and their
+//! differences. Also the reasons why a comparison fails or can't be made ([`VerifyError`]).
 
 use std::borrow::Cow;
 use std::path::Path;
