@@ -118,14 +118,14 @@ impl LiveSequences {
     /// [`sequences`]). Sequences come first because a client that has the answer to an END may count on the slot.
     /// Payloads of an instance are settled in the order in which they were admitted.
     /// Returns when [`LiveSequences::tick`] may have something to do.
-    pub fn settle(&self, instance: u32, answered: Vec<Answered>) -> Instant {
+    pub fn settle(&self, instance: u32, answered: Vec<Answered>) -> Option<Instant> {
         let Settled { answers, requests, leavings, releasing } = self.finish(answered);
         // One by one, so that a panic holds back no other answer.
         answers.into_iter().for_each(|answer| _ = panic::catch_and_log(|| drop(answer)));
         requests.into_iter().for_each(|request| _ = panic::catch_and_log(|| drop(request)));
         panic::catch_and_log(|| drop(leavings));
         self.finish_payload(instance, releasing);
-        // Not before: this payload may have released requests, and what follows them has to be waited for.
+        // Asked last: this payload may have released requests, and `next_tick` counts what follows them.
         self.table.lock().next_tick(instance, Instant::now())
     }
 

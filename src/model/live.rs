@@ -10,6 +10,8 @@ use std::time::Instant;
 use gpu_rows::{Device, DeviceError, QueueReport};
 use parking_lot::Mutex;
 use rows::tensor::Gap;
+#[cfg(test)]
+use sequences::IdleLimits;
 use sequences::pool::{SlotId, SlotLimits};
 use sequences::scheduler::{Over, OverBy};
 use sequences::{Key, Policy, SequenceId, Sequences};
@@ -114,11 +116,9 @@ impl LiveSequences {
     pub fn for_tests(slot: SlotSpec, capacity: usize, bytes: usize) -> Arc<Self> {
         let forever = std::time::Duration::from_secs(3600);
         let policy = Policy {
-            idle_limit: forever,
-            dropped_after: forever,
+            idle: Some(IdleLimits { limit: forever, dropped_after: forever }),
             quiet: forever,
             by_lane: false,
-            expires: true,
             queue_requests: capacity,
             has_place_for_all: true,
         };
@@ -159,7 +159,7 @@ impl LiveSequences {
     /// Ends sequences of an instance that are over since its last turn: those that have been idle for too long, and
     /// those that an idle instance proves to be over. `drop_state` drops what the instance has of the state of one;
     /// then its slot is free. Returns when there may be something to do again.
-    pub fn tick(&self, instance: u32, drop_state: impl FnMut(SlotId)) -> Instant {
+    pub fn tick(&self, instance: u32, drop_state: impl FnMut(SlotId)) -> Option<Instant> {
         let over = self.work(|table| {
             table.tick(instance, Instant::now());
             table.take_over(instance)

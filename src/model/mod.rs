@@ -6,6 +6,7 @@ mod lease;
 mod live;
 mod metrics;
 mod prepared;
+mod sessions;
 mod site;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +21,8 @@ pub use metrics::{QueueNumbers, Ran, Saves};
 pub use prepared::OnnxModel;
 pub use prepared::{InitialStep, LoadedInitialModel, Prepared, served};
 
-pub use site::{Opened, Site};
+pub use sessions::Opened;
+pub use site::Site;
 
 use crate::binding::{Binding, BoundWindow, MostSteps, RequestInput, StateApi};
 use crate::completion::{Plan, Settings};
@@ -36,7 +38,8 @@ use gpu_rows::{DeviceError, devices_for_cpu_instances};
 use parking_lot::Mutex;
 use sequences::scheduler::IdleRule;
 use sequences::{Refusal, SequenceId};
-use site::{Devices, Sessions};
+use sessions::Sessions;
+use site::Devices;
 use state_store::{Keeper, StoreError, Token};
 
 /// Core's `max_sequence_idle_microseconds` where the configuration has none.

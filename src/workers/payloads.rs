@@ -38,9 +38,12 @@ impl Payloads {
             // Without the lock of the instance, because it takes long to make or free a slab.
             of_site.adjust_slabs();
             of_site.publish();
-            rings.by(next);
+            next.into_iter().for_each(|next| rings.by(next));
         })?;
-        let responder = Responder::new(move |answered| alarm.by(sequences.settle(number, answered)), overlaps);
+        let responder = Responder::new(
+            move |answered| sequences.settle(number, answered).into_iter().for_each(|next| alarm.by(next)),
+            overlaps,
+        );
         Ok(Self { _clock: clock, responder, instance })
     }
 

@@ -57,4 +57,4 @@ mod watermark;
 pub use id::{Finished, Key, Outcome, SequenceId};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use table::model_tests;
-pub use table::{Admission, Admitted, Counts, Good, Life, Policy, Refusal, Sequences, Shortage};
+pub use table::{Admission, Admitted, Counts, Good, IdleLimits, Life, Policy, Refusal, Sequences, Shortage};

@@ -313,7 +313,7 @@ impl<R> Scheduler<R> {
         self.placed += 1;
         self.last_success.insert(lane, now);
         // The sequence was closed when it was parked.
-        self.closing.remove(&id, lane);
+        self.no_longer_closing(&id, lane);
         self.by_id.insert(id, lane);
         Ok(lane)
     }

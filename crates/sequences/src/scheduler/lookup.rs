@@ -4,41 +4,20 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use foldhash::HashMap;
-
 use super::request::{Lookup, OverBy, Refused};
 use super::{Phase, Queued, Scheduler, Sequence};
 use crate::SequenceId;
 
-/// The lanes of sequences that take no further request and have not ended yet, by id: the END of each waits or runs.
-#[derive(Default)]
-pub(super) struct Closing(HashMap<SequenceId, BTreeSet<u32>>);
-
-impl Closing {
-    pub fn insert(&mut self, id: &SequenceId, lane: u32) {
-        self.0.entry(id.clone()).or_default().insert(lane);
-    }
-
-    pub fn remove(&mut self, id: &SequenceId, lane: u32) {
-        if let Some(lanes) = self.0.get_mut(id) {
+impl<R> Scheduler<R> {
+    pub(super) fn no_longer_closing(&mut self, id: &SequenceId, lane: u32) {
+        if let Some(lanes) = self.closing.get_mut(id) {
             lanes.remove(&lane);
             if lanes.is_empty() {
-                self.0.remove(id);
+                self.closing.remove(id);
             }
         }
     }
 
-    fn has_older(&self, id: &SequenceId, lane: u32) -> bool {
-        self.0.get(id).and_then(BTreeSet::first).is_some_and(|&first| first < lane)
-    }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.0.values().map(BTreeSet::len).sum()
-    }
-}
-
-impl<R> Scheduler<R> {
     /// Begins to look for the sequence of a request that is no START. Returns its lane.
     pub(super) fn look_up(&mut self, id: SequenceId, wait: Option<Duration>, now: Instant) -> Result<u32, Refused> {
         let has_place = self.has_place();
@@ -69,7 +48,8 @@ impl<R> Scheduler<R> {
 
     /// Whether an older sequence with its id has an END that has not run yet.
     pub fn is_behind_an_end(&self, lane: u32) -> bool {
-        self.sequences.get(&lane).is_some_and(|of| self.closing.has_older(&of.id, lane))
+        let closing = self.sequences.get(&lane).and_then(|of| self.closing.get(&of.id));
+        closing.and_then(BTreeSet::first).is_some_and(|&first| first < lane)
     }
 
     /// The first request of a sequence that waits for the store.

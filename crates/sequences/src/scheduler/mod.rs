@@ -38,7 +38,6 @@ use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
 use crate::{Finished, Outcome, SequenceId};
-use lookup::Closing;
 use request::Ids;
 pub use request::{
     Begins, Control, IdReuse, IdleRule, Lookup, OnDuplicateStart, Origin, Over, OverBy, Parking, Ready, Refused, Rules,
@@ -137,8 +136,9 @@ pub struct Scheduler<R> {
     rules: Rules,
     ids: Ids,
     by_id: HashMap<SequenceId, u32>,
+    /// The lanes of sequences that take no further request and have not ended yet, by id: the END of each waits or runs.
     /// Only if sequences are looked up.
-    closing: Closing,
+    closing: HashMap<SequenceId, BTreeSet<u32>>,
     sequences: HashMap<u32, Sequence<R>>,
     next_lane: u32,
     workers: Vec<Worker>,
@@ -169,7 +169,7 @@ impl<R> Scheduler<R> {
             rules,
             ids: Ids::new(rules.id_reuse, rules.first_id),
             by_id: HashMap::new(),
-            closing: Closing::default(),
+            closing: HashMap::new(),
             sequences: HashMap::new(),
             next_lane: 0,
             workers: std::iter::repeat_with(worker).take(workers).collect(),
@@ -191,7 +191,7 @@ impl<R> Scheduler<R> {
         let Some(sequence) = self.sequences.get_mut(&lane) else { return };
         sequence.closed = true;
         if self.rules.looks_up {
-            self.closing.insert(&sequence.id, lane);
+            self.closing.entry(sequence.id.clone()).or_default().insert(lane);
         }
         if self.by_id.get(&sequence.id) == Some(&lane) {
             self.by_id.remove(&sequence.id);
@@ -200,7 +200,7 @@ impl<R> Scheduler<R> {
 
     fn take_out(&mut self, lane: u32) -> Option<Sequence<R>> {
         let sequence = self.sequences.remove(&lane)?;
-        self.closing.remove(&sequence.id, lane);
+        self.no_longer_closing(&sequence.id, lane);
         Some(sequence)
     }
 

@@ -1,5 +1,6 @@
 //! The table of live sequences.
 
+mod chains;
 mod incarnations;
 mod records;
 
@@ -8,39 +9,10 @@ use std::time::{Duration, Instant};
 use super::id::Outcome;
 use super::id::{Key, SequenceId};
 use crate::pool::{SlotId, SlotLimits, SlotPool};
-use incarnations::{Chains, Incarnations, Lanes};
-pub use records::Life;
+use chains::Chains;
+use incarnations::{Incarnations, Lanes};
+pub use records::{Admission, Counts, Good, IdleLimits, Life, Policy, Refusal};
 use records::{Phase, Records};
-
-/// When a sequence without END is over, and how core queues requests.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// A sequence expires when it has had no request for this long.
-    pub idle_limit: Duration,
-    /// Core has certainly dropped a sequence that has had no request for this long.
-    pub dropped_after: Duration,
-    /// Core has sent everything in its queue when an instance has been idle for this long without a break: the queue
-    /// delay and a margin.
-    pub quiet: Duration,
-    /// Whether the lane of a request identifies its incarnation (`direct`, and where this backend schedules).
-    pub by_lane: bool,
-    /// Whether sequences expire here. Where this backend schedules, its scheduler says when one is over.
-    pub expires: bool,
-    /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
-    /// payload takes the next request of every slot.
-    pub queue_requests: usize,
-    /// Whether the capacity is the number of sequences that core admits. If the table is full, a START then proves that
-    /// core has ended or dropped another sequence. It gets the slot of one that core has certainly dropped, or one of
-    /// the reserve.
-    pub has_place_for_all: bool,
-}
-
-#[derive(Clone, Debug)]
-pub struct Admission {
-    pub key: Key,
-    pub start: bool,
-    pub end: bool,
-}
 
 /// The STARTs of a payload need more slots than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,30 +22,6 @@ pub struct Shortage {
     pub wanted: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal<E = ()> {
-    /// The request is not a START, and its sequence is not live.
-    Unknown,
-    /// Two sequences with its id may have requests in core, and nothing tells whose this one is. Both have ended.
-    Ambiguous,
-    /// The request is a START, and every slot that may exist holds a sequence.
-    Full { capacity: usize },
-    /// The request is a START, and the slab for its slot could not be made, for this reason.
-    Memory(E),
-    /// Another request of the sequence is in flight. Core promises that this does not happen.
-    Busy,
-}
-
-/// Counts of sequences since the model was loaded. They only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub started: u64,
-    /// Sequences that ended with END or a failed START, or that another START replaced.
-    pub ended: u64,
-    pub expired: u64,
-    pub rejected: u64,
-}
-
 /// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
 #[derive(Debug)]
 pub struct Admitted<S> {
@@ -81,13 +29,6 @@ pub struct Admitted<S> {
     pub memory: S,
     /// Its good requests before this one.
     pub good: Good,
-}
-
-/// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Good {
-    pub requests: u32,
-    pub since: Instant,
 }
 
 /// All live sequences of a site (the host, or a GPU), with their slots.
@@ -291,13 +232,14 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         records.instance(instance, now).watermark.look(now);
         incarnations.conclude(records, instance);
         records.note_dropped(instance, now);
-        while let Some(slot) = records.longest_dropped(instance, records.policy.idle_limit, now) {
+        let Some(IdleLimits { limit, .. }) = records.policy.idle else { return };
+        while let Some(slot) = records.longest_dropped(instance, limit, now) {
             incarnations.end(records, slot, true);
         }
     }
 
     /// When [`Sequences::tick`] or [`Sequences::take_over`] may have something to do for an instance.
-    pub fn next_tick(&self, instance: u32, now: Instant) -> Instant {
+    pub fn next_tick(&self, instance: u32, now: Instant) -> Option<Instant> {
         self.records.next_tick(instance, now, !self.records.policy.by_lane)
     }
 

@@ -442,11 +442,9 @@ impl World {
 /// Panics if the answers of the table differ from those of the simulation.
 pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
     let policy = Policy {
-        idle_limit: DROPPED * 1000,
-        dropped_after: DROPPED,
+        idle: Some(IdleLimits { limit: DROPPED * 1000, dropped_after: DROPPED }),
         quiet: QUIET,
         by_lane: false,
-        expires: true,
         queue_requests: CORE_SLOTS,
         has_place_for_all: true,
     };

@@ -1,14 +1,79 @@
-//! The slots of sequences, a record of each, and for each instance how much of its queue core has sent.
+//! The slots of sequences, a record of each, and for each instance how much of its queue core has sent; the rules for them, and
+//! why a request gets no slot.
 
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
-use super::{Counts, Good, Policy, Refusal};
 use crate::id::Key;
 use crate::pool::{SlotId, SlotPool};
 use crate::watermark::Watermark;
+
+/// When a sequence without END is over, and how core queues requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// `None` where this backend schedules: its scheduler says when a sequence is over.
+    pub idle: Option<IdleLimits>,
+    /// Core has sent everything in its queue when an instance has been idle for this long without a break: the queue
+    /// delay and a margin.
+    pub quiet: Duration,
+    /// Whether the lane of a request identifies its incarnation (`direct`, and where this backend schedules).
+    pub by_lane: bool,
+    /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
+    /// payload takes the next request of every slot.
+    pub queue_requests: usize,
+    /// Whether the capacity is the number of sequences that core admits. If the table is full, a START then proves that
+    /// core has ended or dropped another sequence. It gets the slot of one that core has certainly dropped, or one of
+    /// the reserve.
+    pub has_place_for_all: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct IdleLimits {
+    /// A sequence expires when it has had no request for this long.
+    pub limit: Duration,
+    /// Core has certainly dropped a sequence that has had no request for this long.
+    pub dropped_after: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Admission {
+    pub key: Key,
+    pub start: bool,
+    pub end: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal<E = ()> {
+    /// The request is not a START, and its sequence is not live.
+    Unknown,
+    /// Two sequences with its id may have requests in core, and nothing tells whose this one is. Both have ended.
+    Ambiguous,
+    /// The request is a START, and every slot that may exist holds a sequence.
+    Full { capacity: usize },
+    /// The request is a START, and the slab for its slot could not be made, for this reason.
+    Memory(E),
+    /// Another request of the sequence is in flight. Core promises that this does not happen.
+    Busy,
+}
+
+/// Counts of sequences since the model was loaded. They only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub started: u64,
+    /// Sequences that ended with END or a failed START, or that another START replaced.
+    pub ended: u64,
+    pub expired: u64,
+    pub rejected: u64,
+}
+
+/// The good requests of a sequence since it started, its START included, or since a run for it alone has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Good {
+    pub requests: u32,
+    pub since: Instant,
+}
 
 pub(super) enum Phase<H> {
     InFlight {
@@ -174,7 +239,7 @@ impl<S, C, H> Records<S, C, H> {
     pub fn wait(&mut self, slot: SlotId, now: Instant) {
         let Some(record) = self.pool.record_mut(slot) else { return };
         record.phase = Phase::Waiting;
-        if self.policy.expires
+        if self.policy.idle.is_some()
             && let Some(instance) = self.instances.get_mut(&record.key.instance)
         {
             instance.idle.insert(slot, now);
@@ -217,10 +282,9 @@ impl<S, C, H> Records<S, C, H> {
     /// Notes which sequences of an instance core has dropped by now. Under load, a request may wait in core for longer
     /// than the idle limit. So a sequence stays until everything that core had queued when this was noted has arrived.
     pub fn note_dropped(&mut self, instance: u32, now: Instant) {
-        let after = self.policy.dropped_after;
-        let Some(of) = self.instances.get_mut(&instance) else { return };
+        let (Some(limits), Some(of)) = (self.policy.idle, self.instances.get_mut(&instance)) else { return };
         while let Some((&slot, &since)) = of.idle.front()
-            && now >= since + after
+            && now >= since + limits.dropped_after
         {
             of.idle.pop_front();
             of.dropped.insert(slot, Dropped { idle_since: since, noted_in: of.watermark.begun });
@@ -236,17 +300,17 @@ impl<S, C, H> Records<S, C, H> {
 
     /// When an instance may have a sequence that expires, or a state to drop, or when a look at it may prove that core
     /// has sent everything. `needs_proof`: whether anything but a dropped sequence needs this proof.
-    pub fn next_tick(&self, instance: u32, now: Instant, needs_proof: bool) -> Instant {
-        let Policy { idle_limit, dropped_after, .. } = self.policy;
+    pub fn next_tick(&self, instance: u32, now: Instant, needs_proof: bool) -> Option<Instant> {
+        let IdleLimits { limit, dropped_after } = self.policy.idle?;
         let Some(Instance { watermark, over, idle, dropped, .. }) = self.instances.get(&instance) else {
-            return now + idle_limit;
+            return Some(now + limit);
         };
         let longest = dropped.front().map(|(_, longest)| *longest);
         let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed);
-        let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + idle_limit);
+        let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + limit);
         let looks_dropped = idle.front().map(|(_, &since)| since + dropped_after);
         let look = watermark.next_look().filter(|_| needs_proof || is_unproven);
         let lets_go = (!over.is_empty()).then_some(now);
-        [expires, looks_dropped, look, lets_go].into_iter().flatten().fold(now + idle_limit, Instant::min)
+        [expires, looks_dropped, look, lets_go, Some(now + limit)].into_iter().flatten().min()
     }
 }

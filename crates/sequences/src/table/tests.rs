@@ -15,11 +15,9 @@ const QUEUE: usize = 64;
 
 fn policy() -> Policy {
     Policy {
-        idle_limit: IDLE,
-        dropped_after: IDLE / 2,
+        idle: Some(IdleLimits { limit: IDLE, dropped_after: IDLE / 2 }),
         quiet: QUIET,
         by_lane: false,
-        expires: true,
         queue_requests: QUEUE,
         has_place_for_all: false,
     }
@@ -244,7 +242,7 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     let busy = Key { instance: 1, ..key(1) };
     admit(&mut table, &busy, true, false, now).unwrap();
     pause(&mut table, now + Duration::from_secs(12) - QUIET);
-    assert_eq!(table.next_tick(0, now + Duration::from_secs(12)), now + Duration::from_secs(13));
+    assert_eq!(table.next_tick(0, now + Duration::from_secs(12)), Some(now + Duration::from_secs(13)));
     assert_eq!((table.live(), table.counts().expired), (2, 2));
     tick(&mut table, now + Duration::from_secs(100));
     assert_eq!(table.live(), 1, "the sequence with a request in flight stays");
@@ -295,6 +293,22 @@ fn idle_lanes_expire_while_other_lanes_are_busy() {
         settle(&mut table, 0, busy, Outcome::Advanced, false, now + IDLE);
     }
     assert_eq!((table.live(), table.counts().expired), (1, 1));
+}
+
+#[test]
+fn without_idle_limits_only_the_caller_ends_a_sequence() {
+    let now = Instant::now();
+    let policy = Policy { idle: None, by_lane: true, queue_requests: 1, has_place_for_all: true, ..policy() };
+    let mut table = table_of(policy, SlotLimits::all_at_once(1));
+    let lane = |lane| Key { lane: Some(lane), ..key(u64::from(lane) + 1) };
+    let slot = admit(&mut table, &lane(0), true, false, now).unwrap();
+    settle(&mut table, 0, slot, Outcome::Advanced, false, now);
+    let later = now + 1000 * IDLE;
+    tick(&mut table, later);
+    assert!(admit(&mut table, &lane(1), true, false, later).is_err());
+    assert_eq!((table.live(), table.next_tick(0, later)), (1, None));
+    table.end_lane(0, 0, true);
+    assert_eq!((table.live(), table.counts().expired), (0, 1));
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn a_start_is_held_until_its_instance_has_been_idle_for_one_uninterrupted_pause(
     let second = step(&mut table, 1, true, false, now).unwrap();
     let mut now = now;
     for id in 100..200 {
-        assert_eq!(table.next_tick(0, now), now + QUIET / LOOKS);
+        assert_eq!(table.next_tick(0, now), Some(now + QUIET / LOOKS));
         assert_eq!(tick(&mut table, now + QUIET * 50), 0, "a stop of the whole process is no pause");
         now += QUIET * 50;
         step(&mut table, id, true, true, now).unwrap();
@@ -330,7 +330,7 @@ fn starts_that_need_more_slots_than_there_are_get_a_slab_of_the_reserve() {
     let mut table = table_of(policy, limits);
     step(&mut table, 1, true, false, now).unwrap();
     // The sequence could be dropped to make room, but its next request is in the same payload.
-    let later = now + policy.dropped_after;
+    let later = now + IDLE / 2;
     let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
     let slots = admit_all(&mut table, &both, later);
     assert!(slots.iter().all(Result::is_ok), "{slots:?}");
