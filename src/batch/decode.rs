@@ -1,5 +1,5 @@
-//! Turns a request into a row that fits the model. If this backend schedules the sequences, it first reads the id,
-//! START and END.
+//! Reads and checks a request; the result is a [`Decoded`]. If this backend schedules the sequences, it first reads the
+//! id, START and END.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -58,8 +58,8 @@ impl Expected {
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
-    /// it alone. It has a problem if it is wrong. Returns `None` for a filler of the `direct` strategy, which is
-    /// released.
+    /// it alone. The result carries the error if the request is invalid. Returns `None` for a filler of the `direct`
+    /// strategy, which is released.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Option<Decoded> {
         let read = |request: &Request| -> Result<_, RequestError> {
             let (start, end) = request.start_and_end()?;
@@ -99,8 +99,8 @@ impl Expected {
         self.binding.is_cut && is_plain && Course::has_no_window(&self.binding, &of.request, left)
     }
 
-    /// Checks a request, or a row of one, of a model that this backend schedules itself.
-    pub fn check_row(
+    /// The same for a request, or a row of one, of a model that this backend schedules itself.
+    pub fn decode_row(
         &self,
         mut request: Request,
         start: bool,

@@ -6,11 +6,14 @@
 use std::ffi::CString;
 
 use rows::tensor::DataType;
+use sequences::SequenceId;
 use serde::{Deserialize, Serialize};
 
+use super::outputs::deliver;
+use crate::error::RequestError;
 use crate::model::RepeatKey;
 use crate::snapshot::{Entry, entry};
-use crate::triton::{ResponseCopy, RowOutput};
+use crate::triton::{Request, Response, ResponseCopy, RowOutput};
 
 const MAGIC: &[u8; 8] = b"TRTANSWR";
 /// Magic, checksum, and the lengths of the header and of the data.
@@ -22,6 +25,27 @@ pub struct KeptAnswer {
     /// Steps of the sequence after the request.
     pub made: u64,
     pub copy: ResponseCopy,
+}
+
+impl KeptAnswer {
+    /// The answer to a request that is sent again. `id`: the sequence id to add; `None` if answers carry none.
+    pub fn repeat(&self, request: &Request, id: Option<&SequenceId>) -> Result<Response, RequestError> {
+        let Self { made, copy, .. } = self;
+        let response = request.response()?;
+        id.map_or(Ok(()), |id| response.set_sequence_id(id))?;
+        for output in &copy.outputs {
+            let memory = response.output(&output.name, output.data_type, &output.dims, output.bytes.len())?;
+            deliver(&output.name.to_string_lossy(), memory, std::iter::once(output.bytes.as_slice()))?;
+        }
+        for (name, number) in &copy.numbers {
+            response.set_number(name, usize::try_from(*number).unwrap_or_default())?;
+        }
+        copy.flags.iter().try_for_each(|(name, flag)| response.set_flag(name, *flag))?;
+        let made = usize::try_from(*made).unwrap_or(usize::MAX);
+        response.set_number(c"stateful_steps_made", made)?;
+        response.set_number(c"stateful_steps_saved", made)?;
+        Ok(response)
+    }
 }
 
 #[derive(Serialize, Deserialize)]

@@ -108,12 +108,13 @@ impl Decoded {
     }
 }
 
-/// A request that is admitted: it has its hold on its sequence, and can run. With several steps, it runs once for each.
+/// An admitted request: it has its lease, if its sequence is live. `Instance::admit` answers those that cannot run. A
+/// request of several steps runs once for each.
 ///
 /// Dropped early it gives its lease back (see [`crate::model::Lease`]) and answers its request with an error, in this
 /// order.
 pub struct Row {
-    /// Its hold on its sequence, and what else the store needs. First: the request is released after the slot is back.
+    /// Its lease, and what else the store needs. First: the request is released after the slot is back.
     pub state: RowState,
     pub key: Option<Key>,
     pub end: bool,
@@ -132,7 +133,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// `lease`: its hold on its sequence; `None` if the request has none.
     pub fn new(of: Decoded, lease: Option<Lease>) -> Self {
         let Decoded { key, start, end, asked, deadline, tells_id, keeps, request, .. } = of;
         Self {

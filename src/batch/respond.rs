@@ -5,7 +5,6 @@ use rows::{copies, strings, zeros};
 use sequences::SequenceId;
 use smallvec::SmallVec;
 
-use super::kept::KeptAnswer;
 use super::outputs::{OnGpus, deliver};
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
@@ -14,7 +13,7 @@ use crate::error::{RequestError, RunError};
 use crate::panic;
 use crate::session::Step;
 use crate::store::{OutputRows, StateStore};
-use crate::triton::{OutputMemory, Request, Response, c_name, echo};
+use crate::triton::{OutputMemory, Response, c_name, echo};
 
 /// The response to a request, or its error.
 pub type Filled = Result<Response, RequestError>;
@@ -201,27 +200,6 @@ impl Row {
         let memory = response.output(&c_name(ID_TENSOR), DataType::Uint64, dims, size_of::<u64>())?;
         deliver(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
         Ok(true)
-    }
-}
-
-impl KeptAnswer {
-    /// The answer to a request that is sent again. `id`: what it says of the sequence.
-    pub fn repeat(&self, request: &Request, id: Option<&SequenceId>) -> Result<Response, RequestError> {
-        let Self { made, copy, .. } = self;
-        let response = request.response()?;
-        id.map_or(Ok(()), |id| response.set_sequence_id(id))?;
-        for output in &copy.outputs {
-            let memory = response.output(&output.name, output.data_type, &output.dims, output.bytes.len())?;
-            deliver(&output.name.to_string_lossy(), memory, std::iter::once(output.bytes.as_slice()))?;
-        }
-        for (name, number) in &copy.numbers {
-            response.set_number(name, usize::try_from(*number).unwrap_or_default())?;
-        }
-        copy.flags.iter().try_for_each(|(name, flag)| response.set_flag(name, *flag))?;
-        let made = usize::try_from(*made).unwrap_or(usize::MAX);
-        response.set_number(c"stateful_steps_made", made)?;
-        response.set_number(c"stateful_steps_saved", made)?;
-        Ok(response)
     }
 }
 

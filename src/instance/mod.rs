@@ -1,4 +1,6 @@
-//! A model instance: the way of a payload from Triton's queue to its answers.
+//! A model instance: the path of a payload from Triton's queue to its answers. `run` has the batches, their runs, and the
+//! halves of a batch that fails; `steps`, the work that only some models need; `state_api`, what changes or reads a
+//! state without a run.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +18,6 @@ use sequences::{Admission, Finished};
 use crate::batch::at_load::{check_padding, warm_up};
 use crate::batch::decode::Expected;
 use crate::batch::grouping::{Grouping, Isolation};
-use crate::batch::kept::KeptAnswer;
 use crate::batch::respond::{Filled, empty_response};
 use crate::batch::{Decoded, Row, fault};
 use crate::config::{InstanceKind, Strategy};
@@ -123,8 +124,8 @@ impl Instance {
         })
     }
 
-    /// Like [`Instance::execute`], for a step of each request of a batch of this backend's scheduler. The requests have
-    /// different lanes. `under_way`: those that have made steps. Also returns the rows that have steps left.
+    /// Makes one step of each request in a batch of this backend's scheduler. Those in `new` are admitted first; those
+    /// in `under_way` have made steps. Also returns the rows that have steps left.
     pub fn execute_batch(&mut self, new: Vec<Decoded>, under_way: Vec<Row>) -> (Vec<Answered>, Vec<Row>) {
         let mut left = Vec::new();
         let answered = self.make_answers(new.len() + under_way.len(), |of, times, answered| {
@@ -180,7 +181,7 @@ impl Instance {
     }
 
     /// A turn that the clock gives: ends the sequences that are over. Returns when to come again.
-    pub fn tick(&mut self) -> Instant {
+    pub fn tick(&mut self) -> Option<Instant> {
         self.sequences.tick(self.number, |slot| self.store.drop(slot))
     }
 
@@ -194,40 +195,49 @@ impl Instance {
         rows
     }
 
-    /// Gives each request the slot of its sequence, also one that cannot run: its START or END counts. Answers those
-    /// that cannot run.
+    /// Leases each request the slot of its sequence. An invalid one gets it too, because its START or END counts, and is
+    /// then answered. Returns the rows that can run.
     fn admit(&mut self, decoded: Vec<Decoded>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let admission = |of: &Decoded| Some(Admission { key: of.key.clone()?, start: of.start, end: of.end });
         let mut admissions = Vec::with_capacity(decoded.len());
         admissions.extend(decoded.iter().filter_map(admission));
+        // Before the leases, so that a panic gives these back before it answers the requests.
+        let mut decoded = decoded.into_iter();
         let leases = self.sequences.admit(self.number, &admissions, |slot| self.store.drop(slot));
-        let (mut leases, mut rows) = (leases.into_iter(), Vec::with_capacity(decoded.len()));
-        let mut checks = Vec::with_capacity(decoded.len());
-        for mut of in decoded {
+        fault::point("admit", decoded.as_slice().iter().map(|of| &of.request));
+        let mut leases = leases.into_iter();
+        let (mut rows, mut departing) = (Vec::with_capacity(decoded.len()), Vec::new());
+        for mut of in decoded.by_ref() {
             let mut lease = None;
             if let Some(key) = &of.key {
                 match leases.next() {
+                    Some(Ok(admitted)) => lease = Some(admitted),
                     Some(Err(refusal)) if of.problem.is_none() => {
                         let refusal = self.model.refusal(self.kind, refusal, key.id.clone());
                         of.problem = Some(Box::new(refusal.into()));
                     }
-                    // The client is told of the problem that its request already has.
-                    admitted => lease = admitted.and_then(Result::ok),
+                    // Its client is told of the problem that it already has.
+                    Some(Err(_)) | None => {}
                 }
             }
-            checks.push((of.again.take(), of.problem.take()));
-            rows.push(Row::new(of, lease));
+            let (again, problem) = (of.again.take(), of.problem.take());
+            let mut row = Row::new(of, lease);
+            let answer = match (again, problem) {
+                (None, None) => {
+                    rows.push(row);
+                    continue;
+                }
+                (Some(kept), _) => panic::catch_result(|| kept.repeat(&row.request, row.told_id())),
+                (None, Some(problem)) => Err(*problem),
+            };
+            self.answer_before_run(&mut row, answer, times);
+            departing.push(row);
         }
-        fault::point("admit", rows.iter().map(|row| &row.request));
-        let mut checks = checks.into_iter();
-        self.sift(rows, times, answered, |of, row| {
-            let (again, problem) = checks.next().unwrap_or_default();
-            of.check_admitted(row, again, problem)
-        })
+        departing.into_iter().for_each(|row| self.depart(row, answered));
+        self.sift(rows, times, answered, Self::check_admitted)
     }
 
-    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it
-    /// returns.
+    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
     fn sift(
         &mut self,
         mut rows: Vec<Row>,
@@ -237,14 +247,9 @@ impl Instance {
     ) -> Vec<Row> {
         let departs = |row: &mut Row| {
             let answer = panic::catch_result(|| check(self, row)).transpose();
-            let Some(answer) = answer else { return false };
-            // An END that is sent again finds its sequence in the store, with the steps before it.
-            if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
-                row.state.lease.iter_mut().for_each(|lease| _ = lease.postpone_end());
-                row.asked.iter_mut().for_each(|asked| asked.progress.ends = false);
-            }
-            self.answer_row(row, answer, times.ending_at(monotonic_ns()));
-            true
+            let departs = answer.is_some();
+            answer.into_iter().for_each(|answer| self.answer_before_run(row, answer, times));
+            departs
         };
         // A row is large, so none is moved if none departs.
         let departing: Vec<_> = rows.extract_if(.., departs).collect();
@@ -252,20 +257,18 @@ impl Instance {
         rows
     }
 
-    /// Answers a row that has run before. Refuses one with a problem, or whose client has gone. Acknowledges an END
-    /// that is not to be inferred, with all outputs and without elements.
-    fn check_admitted(
-        &mut self,
-        row: &mut Row,
-        again: Option<Box<KeptAnswer>>,
-        problem: Option<Box<RequestError>>,
-    ) -> Result<Option<Response>, RequestError> {
-        if let Some(answer) = again {
-            return answer.repeat(&row.request, row.told_id()).map(Some);
+    fn answer_before_run(&self, row: &mut Row, answer: Filled, times: Times) {
+        // An END that is sent again finds its sequence in the store, with the steps before it.
+        if self.model.keeper.is_some() && answer.as_ref().is_err_and(RequestError::is_sent_again) {
+            row.state.lease.iter_mut().for_each(|lease| _ = lease.postpone_end());
+            row.asked.iter_mut().for_each(|asked| asked.progress.ends = false);
         }
-        if let Some(problem) = problem {
-            return Err(*problem);
-        }
+        self.answer_row(row, answer, times.ending_at(monotonic_ns()));
+    }
+
+    /// Refuses a row whose client has gone. Acknowledges an END that is not to be inferred, with all outputs and without
+    /// elements.
+    fn check_admitted(&mut self, row: &mut Row) -> Result<Option<Response>, RequestError> {
         if row.request.is_cancelled() {
             return Err(RequestError::Cancelled);
         }

@@ -1,4 +1,4 @@
-//! A step of the rows of a payload: which rows run together, their runs, and what a run that fails costs.
+//! Runs the rows of a payload once: groups them into batches, runs each, and runs a failed batch again in halves.
 
 use std::time::Instant;
 

@@ -17,7 +17,7 @@ use crate::model::Model;
 use crate::panic;
 use crate::triton::Request;
 
-/// A request in the scheduler. It is boxed, because each sequence keeps room for some requests.
+/// A request in the scheduler. The variants are boxed, because each sequence has room for four requests.
 pub(super) enum Queued {
     /// It came at this time.
     New(Box<Decoded>, Instant),
@@ -47,7 +47,7 @@ impl Queued {
 }
 
 pub(super) struct Read {
-    pub row: Decoded,
+    pub decoded: Decoded,
     pub starts: Option<SequenceId>,
     pub control: Result<Control, Unfit>,
 }
@@ -126,9 +126,9 @@ impl Reader {
     /// The rows of each request. A row that cannot be read has its problem as its control.
     pub fn read_all(&self, requests: Vec<Request>) -> Vec<SmallVec<[Read; 1]>> {
         let mut read: Vec<_> = requests.into_iter().map(|request| self.read(request)).collect();
-        self.expected.fetch(read.iter_mut().flatten().map(|read| &mut read.row));
-        for Read { row, control, .. } in read.iter_mut().flatten() {
-            if let Some(problem) = row.problem.take() {
+        self.expected.fetch(read.iter_mut().flatten().map(|read| &mut read.decoded));
+        for Read { decoded, control, .. } in read.iter_mut().flatten() {
+            if let Some(problem) = decoded.problem.take() {
                 *control = Err(Some(problem));
             }
         }
@@ -172,15 +172,15 @@ impl Reader {
         let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
             Ok(read) => read,
             Err(error) => {
-                let (row, control) = (Decoded::new(request), Err(Some(Box::new(error))));
-                return smallvec![Read { row, starts, control }];
+                let (decoded, control) = (Decoded::new(request), Err(Some(Box::new(error))));
+                return smallvec![Read { decoded, starts, control }];
             }
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
-            let row = self.expected.check_row(request, control.start, control.end, self.tells_id, asked.take());
+            let decoded = self.expected.decode_row(request, control.start, control.end, self.tells_id, asked.take());
             let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
-            Read { row, starts, control: Ok(control) }
+            Read { decoded, starts, control: Ok(control) }
         };
         rows.into_iter().zip(controls).map(read).collect()
     }

@@ -136,10 +136,10 @@ impl Shared {
                         first.decoded().zip(answer.as_ref()).is_some_and(|(first, answer)| first.is_answered_by(answer))
                     };
                     let first = requests.next_if(is_repeated);
-                    let again = |((first, _), answer): ((Queued, Refused), _)| {
+                    let repeated = |((first, _), answer): ((Queued, Refused), _)| {
                         (first.into_request(), pending.lookup.id, answer)
                     };
-                    ends_again.extend(first.zip(answer).map(again));
+                    ends_again.extend(first.zip(answer).map(repeated));
                     refused.extend(requests.map(unfit));
                 }
                 Found::No(error) => {

@@ -174,23 +174,23 @@ impl Workers {
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
             let rows = if rows.len() == 1 { rows } else { all_or_none(rows, &scheduler) };
-            for Read { mut row, starts, control } in rows {
+            for Read { mut decoded, starts, control } in rows {
                 let control = match control {
                     Ok(control) => control,
                     Err(why) => {
                         starts.iter().for_each(|id| scheduler.refuse_start(id));
                         // A request to drain has no id, so reading it always fails. It is looked for only here, so
                         // that other requests do not pay for it.
-                        match self.reader.may_drain(&row.request) {
-                            Some(may) => drains.push((row.request, may)),
-                            None => refused.push((row.request, why)),
+                        match self.reader.may_drain(&decoded.request) {
+                            Some(may) => drains.push((decoded.request, may)),
+                            None => refused.push((decoded.request, why)),
                         }
                         continue;
                     }
                 };
-                let wait = row.request.timeout();
-                row.deadline = wait.map(|wait| now + wait);
-                let queued = Queued::New(Box::new(row), now);
+                let wait = decoded.request.timeout();
+                decoded.deadline = wait.map(|wait| now + wait);
+                let queued = Queued::New(Box::new(decoded), now);
                 match scheduler.arrive(control, queued, wait, now) {
                     Ok(worker) => wake.extend(worker),
                     Err(refusal) => refused.push(unfit(refusal)),
