@@ -1,7 +1,7 @@
 """No two files of a crate, or of a module of the backend, import each other, directly or through others.
 
-A `mod.rs`, `lib.rs` or `main.rs` that only declares and re-exports its children does not count as a file. An import through it counts
-as an import of the child.
+A `mod.rs`, `lib.rs` or `main.rs` that only declares and re-exports its children does not count as a file. An import
+through it counts as an import of the child.
 """
 
 import re
@@ -17,10 +17,12 @@ MODULES = sorted(
     for path in (ROOT / "src").iterdir()
     if sum("tests" not in file.stem for file in path.rglob("*.rs")) > 1
 )
-CRATES = ("convert", "gpu-rows", "model-config", "ovms", "rows", "state-store")
+CRATES = ("convert", "gpu-rows", "model-config", "ovms", "rows", "sequences", "state-store")
 FOLDERS = (*MODULES, *(f"crates/{crate}/src" for crate in CRATES))
 COMMENT = re.compile(r"//.*")
-TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod \w*tests\b", re.MULTILINE)
+TESTS = re.compile(
+    r"^#\[cfg\((?:test|any\(test, .*?\))\)\]\n(?:#\[path.*\n)?(?:pub(?:\(\w+\))? )?mod \w*tests\b", re.MULTILINE
+)
 USE = re.compile(r"^\s*(?:pub(?:\([a-z:: ]+\))? )?use ([^;]+);", re.MULTILINE)
 PATH = re.compile(r"\b\w+(?:::\w+)+")
 DECLARATION = re.compile(
@@ -68,7 +70,9 @@ def files_of(folder: Path) -> dict[Module, str]:
     """The code of each file without comments and tests, by the path of its module from the crate's root."""
     sources = {}
     for file in sorted(folder.rglob("*.rs")):
-        if "tests" not in file.stem:
+        # A program beside a library only uses that, as any other crate does.
+        is_program = file.name == "main.rs" and (file.parent / "lib.rs").exists()
+        if "tests" not in file.stem and not is_program:
             module = file.relative_to(root_of(folder)).with_suffix("").parts
             sources[module[:-1] if module[-1] in ROOTS else module] = code_of(file)
     return sources
@@ -160,3 +164,15 @@ def test_circles_are_found_directly_around_and_behind_a_door(tmp_path):
     (folder / "mod.rs").write_text(files["mod"] + "fn code() { a::run() }\n")
     (folder / "d.rs").write_text("fn f() { super::code() }\n")
     assert circles(folder) == [["door", "door/a", "door/b", "door/c", "door/d"]]
+
+
+def test_circles_are_found_beside_a_program_and_behind_a_module_of_some_builds(tmp_path):
+    files = {
+        "lib": '#[cfg(any(test, feature = "f"))]\nmod b;\nmod a;\npub use a::A;\n',
+        "main": "use a::A;\nfn main() {}\n",
+        "a": "use crate::b::B;\n",
+        "b": "use crate::A;\n",
+    }
+    for name, code in files.items():
+        (tmp_path / f"{name}.rs").write_text(code)
+    assert circles(tmp_path) == [["a", "b"]]
