@@ -1,5 +1,5 @@
-//! A model instance: the path of a payload from Triton's queue to its answers. `run` has the batches, their runs, and the
-//! halves of a batch that fails; `steps`, the work that only some models need; `state_api`, what changes or reads a
+//! A model instance: the path of a payload from Triton's queue to its answers. `run` has the batches, their runs, and
+//! the halves of a batch that fails; `steps`, the work that only some models need; `state_api`, what changes or reads a
 //! state without a run.
 
 #![forbid(unsafe_code)]
@@ -195,8 +195,8 @@ impl Instance {
         rows
     }
 
-    /// Leases each request the slot of its sequence. An invalid one gets it too, because its START or END counts, and is
-    /// then answered. Returns the rows that can run.
+    /// Leases each request the slot of its sequence. An invalid one gets it too, because its START or END counts, and
+    /// is then answered. Returns the rows that can run.
     fn admit(&mut self, decoded: Vec<Decoded>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let admission = |of: &Decoded| Some(Admission { key: of.key.clone()?, start: of.start, end: of.end });
         let mut admissions = Vec::with_capacity(decoded.len());
@@ -237,7 +237,8 @@ impl Instance {
         self.sift(rows, times, answered, Self::check_admitted)
     }
 
-    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
+    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it
+    /// returns.
     fn sift(
         &mut self,
         mut rows: Vec<Row>,
@@ -266,8 +267,8 @@ impl Instance {
         self.answer_row(row, answer, times.ending_at(monotonic_ns()));
     }
 
-    /// Refuses a row whose client has gone. Acknowledges an END that is not to be inferred, with all outputs and without
-    /// elements.
+    /// Refuses a row whose client has gone. Acknowledges an END that is not to be inferred, with all outputs and
+    /// without elements.
     fn check_admitted(&mut self, row: &mut Row) -> Result<Option<Response>, RequestError> {
         if row.request.is_cancelled() {
             return Err(RequestError::Cancelled);

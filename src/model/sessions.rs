@@ -35,15 +35,17 @@ impl Sessions {
         Self { library, source, options, providers, on_cpu, spare }
     }
 
-    /// Sets the options that depend on the model. A model with growing states is opened anew: on the CPU with pages of their
-    /// own for large tensors, on a GPU with an arena that grows by doubling. TensorRT gets the shapes for its engines.
+    /// Sets the options that depend on the model. A model with growing states is opened anew: on the CPU with pages of
+    /// their own for large tensors, on a GPU with an arena that grows by doubling. TensorRT gets the shapes for its
+    /// engines.
     pub fn complete(&mut self, config: &Config, binding: &Binding) {
         if binding.has_varying_states() && !self.options.mem_arena_is_written {
             self.options.pages = true;
             *self.on_cpu.lock() = None;
         }
         if binding.has_varying_states() && !self.providers.cuda.contains_key(ARENA_EXTEND_STRATEGY) {
-            // With the other strategy, each longer state takes new memory of exactly its size, and those before it are kept.
+            // With the other strategy, each longer state takes new memory of exactly its size, and those before it are
+            // kept.
             self.providers.cuda.insert(ARENA_EXTEND_STRATEGY.to_owned(), "kNextPowerOfTwo".to_owned());
             *self.spare.lock() = None;
         }

@@ -136,8 +136,8 @@ pub struct Scheduler<R> {
     rules: Rules,
     ids: Ids,
     by_id: HashMap<SequenceId, u32>,
-    /// The lanes of sequences that take no further request and have not ended yet, by id: the END of each waits or runs.
-    /// Only if sequences are looked up.
+    /// The lanes of sequences that take no further request and have not ended yet, by id: the END of each waits or
+    /// runs. Only if sequences are looked up.
     closing: HashMap<SequenceId, BTreeSet<u32>>,
     sequences: HashMap<u32, Sequence<R>>,
     next_lane: u32,

@@ -1,5 +1,5 @@
-//! Which incarnation a request belongs to, and the simple case: a lane of core (`direct`) or of this backend's scheduler
-//! identifies it.
+//! Which incarnation a request belongs to, and the simple case: a lane of core (`direct`) or of this backend's
+//! scheduler identifies it.
 
 use std::time::Instant;
 

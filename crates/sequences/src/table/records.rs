@@ -1,5 +1,5 @@
-//! The slots of sequences, a record of each, and for each instance how much of its queue core has sent; the rules for them, and
-//! why a request gets no slot.
+//! The slots of sequences, a record of each, and for each instance how much of its queue core has sent; the rules for
+//! them, and why a request gets no slot.
 
 use std::time::{Duration, Instant};
 
