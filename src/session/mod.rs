@@ -2,8 +2,8 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
-//! This is the only module that names `ort`. Not for: states: what is in a tensor, and where it is between runs, is its
-//! caller's business.
+//! This is the only module that names `ort`. Not for: states. The caller knows what is in a tensor, and where that is
+//! between runs.
 
 mod allocator;
 mod calls;
@@ -41,10 +41,12 @@ pub use value::{OpenError, SessionError, Value};
 /// before the run, and outputs that somebody wants to read are copied back behind it. The caller sees the same bytes
 /// and calls either way.
 ///
-/// Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
-/// size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-/// shape are allocated by ONNX Runtime. For any input and output the caller can give a tensor of its own to a run.
-/// Inputs and outputs never share memory, so a failed run leaves its inputs as they were.
+/// Rules:
+/// - An input or output of which only the batch dimension is open keeps one buffer and one tensor for each batch size.
+///   So a step of a known batch size allocates nothing.
+/// - Any other input gets a new tensor when its shape changes. Any other output is allocated by ONNX Runtime.
+/// - The caller can give a run its own tensor for any input or output.
+/// - Inputs and outputs never share memory, so a failed run leaves its inputs as they were.
 pub struct Step {
     copier: Copier,
     inputs: Vec<Input>,

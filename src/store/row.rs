@@ -1,4 +1,4 @@
-//! A row of a batch, as the store sees it: its hold on its sequence, what the run reads as its states, and the outputs
+//! A row of a batch, as the store sees it: its lease, what the run reads as its states, and the outputs
 //! of the run, taken apart into rows. And the values of a sequence's states, away from where the store keeps them.
 
 use rows::strings::Strings;
@@ -14,7 +14,7 @@ use crate::session::{OutputView, RowContent};
 
 #[derive(Default)]
 pub struct RowState {
-    /// The hold on its sequence; `None` for a request without one (warm-up), which starts from the initial state and
+    /// Its lease; `None` for a request without one (warm-up), which starts from the initial state and
     /// leaves none.
     pub lease: Option<Lease>,
     pub start: bool,

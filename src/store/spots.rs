@@ -8,7 +8,7 @@
 //!
 //! Rules: the newest state of a sequence is at one spot: here or, if it has no spot here, in its slot. A spot changes
 //! only after the bytes are there, so what this table says is true at any moment, also when a run fails. A sequence
-//! that is over may still have a spot; its slot id is stale then and nobody reads it.
+//! that is over may still have a spot. Nobody reads it, because its slot id is never used again.
 //!
 //! Not for: memory (a spot is a buffer and a position in it) or the life of sequences.
 

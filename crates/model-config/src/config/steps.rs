@@ -1,6 +1,6 @@
-//! Reads the parameters that act along an axis of an input, its steps or another one: contexts (`input_context`),
-//! padding (`padded_inputs`, `padded_outputs`) and windows (`input_windows`); and `repeat` with `repeat_until`, for a
-//! request of several steps, each of which feeds the next one.
+//! Reads the parameters that act along an axis of an input: contexts (`input_context`), padding (`padded_inputs`,
+//! `padded_outputs`) and windows (`input_windows`). Also `repeat` and `repeat_until`, which make a request run in
+//! several steps: each step reads outputs of the one before it.
 
 use std::fmt;
 
